@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -46,6 +47,7 @@ Table read_table(const std::string& file, const std::vector<std::string>& known)
     usage_error("{}: there is no such file, or it is empty; try a file whose first line is {}",
                 file, "hidden,heads,layers,seq_len,tp,dp,pp,micro_batch,global_batch");
   }
+  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // as spreadsheets write it
   Table table{std::filesystem::path(file).filename(), split_line(line), {}};
   for (const std::string& column : table.columns) {
     if (std::ranges::find(known, column) != known.end()) continue;
@@ -101,7 +103,8 @@ double TableRow::number(const std::string& column) const {
   if (value.empty()) return 0;
   double number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size() || !(number > 0)) {
+  if (error != std::errc() || end != value.data() + value.size() ||
+      !(number > 0 && number < HUGE_VAL)) {
     usage_error("{}: {}={} must be a number above 0; try 1.5, or leave it empty", where(), column,
                 in_quotes(value));
   }

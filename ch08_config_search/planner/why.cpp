@@ -34,6 +34,17 @@ constexpr std::array<const char*, 16> kOrder = {"forward matmul",
                                                 "bubble",
                                                 "tail"};
 
+/// Headings of flags that make another layout, and not another model or another question.
+constexpr std::array<std::string_view, 9> kOfLayouts = {"Training",
+                                                        "Execution",
+                                                        "Data parallelism",
+                                                        "Tensor and sequence parallelism",
+                                                        "Context parallelism",
+                                                        "Pipeline parallelism",
+                                                        "Expert parallelism",
+                                                        "Composition",
+                                                        "Fusion"};
+
 bool is_number(const std::string& side) {
   return std::ranges::all_of(side, [](char c) { return c >= '0' && c <= '9'; });
 }
@@ -48,19 +59,25 @@ TrainConfig with_flags(const TrainConfig& base, const std::string& flags, int64_
   for (std::string word; stream >> word;) words.push_back(word);
   std::vector<const char*> argv;
   for (const std::string& word : words) argv.push_back(word.c_str());
+  const auto refuse_flag = [&](const std::string& word) {
+    usage_error("why={}: {} is no flag of a layout; try --tp_size 2", base.search.why, word);
+  };
   for (const std::string& word : words) {
-    if (word.starts_with("--help") || word == "-h" || word == "--version") {
-      usage_error("why={}: {} is no flag of a layout; try --tp_size 2", base.search.why, word);
+    const std::string flag = word.starts_with("--") ? word.substr(2, word.find('=') - 2) : "";
+    const std::string group = args.group_of(flag);
+    const bool of_layout = group.empty() || std::ranges::count(kOfLayouts, group) > 0;
+    if (!of_layout || flag.starts_with("help") || word == "-h" || flag == "version") {
+      refuse_flag(word);
     }
   }
   args.parse(static_cast<int>(argv.size()), argv.data());
-  config.search = base.search;
-  for (const auto& [flag, value] : {std::pair{"tp_size", config.tensor_parallel.tp_size},
-                                    {"cp_size", config.context_parallel.cp_size},
-                                    {"pp_size", config.pipeline.pp_size},
-                                    {"dp_size", config.data_parallel.dp_size},
-                                    {"micro_batch_size", config.micro_batch_size},
-                                    {"grad_acc_steps", config.grad_acc_steps}}) {
+  if (!args.questions().empty()) refuse_flag("--" + args.questions().front());
+  const auto validate = [&](const auto&... parts) { (parts.validate(args), ...); };
+  validate(config.data_parallel, config.tensor_parallel, config.context_parallel, config.pipeline,
+           config.expert_parallel);
+  for (const auto& [flag, value] : {std::pair{"micro_batch_size", config.micro_batch_size},
+                                    {"grad_acc_steps", config.grad_acc_steps},
+                                    {"seq_len", config.seq_len}}) {
     check_positive(flag, value);
   }
   const int64_t copy = config.mesh().ranks_of_a_copy();

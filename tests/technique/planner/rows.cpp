@@ -73,6 +73,15 @@ TEST_CASE("a table's unknown column, short line and bad number are refused by na
   refused("hidden\n", {"there is no row", "1 values"});
   refused(columns + ",tp\n64,4,2,8,2,1,1,1,4,4\n", {"the column tp is there twice"});
   refused(columns + ",nodes\n64,4,2,8,2,1,1,1,4,2\n", {"row 1", "nodes=2", "2 ranks", "try 1"});
+  for (const char* none : {"inf", "nan", "1e999", "0"}) {
+    refused(columns + ",step_time_s\n64,4,2,8,1,1,1,1,4," + none + "\n",
+            {"row 1", fmt::format("step_time_s=\"{}\"", none), "leave it empty"});
+  }
+}
+
+TEST_CASE("a table may begin with the byte order mark that a spreadsheet writes") {
+  const Table table = table_of("\xEF\xBB\xBF" + std::string(kColumns) + "\n64,4,2,8,1,1,1,1,4\n");
+  CHECK(TableRow(table, 0).whole("hidden") == 64);
 }
 
 TEST_CASE("a row's batch is made exactly, or refused with one that is") {

@@ -90,6 +90,14 @@ TEST_CASE("what is no layout is refused with one that is") {
   refused("1; --micro_batch_size 0", {"micro_batch_size=0"});
   refused("1; --sneed 3", {"--sneed"});
   refused("1; --help", {"--help is no flag of a layout"});
+  refused("1; --model 8B", {"--model is no flag of a layout"});  // the base's shape would remain
+  refused("1; --nodes=2", {"--nodes=2 is no flag of a layout"});
+  refused("1; --estimate", {"--estimate is no flag of a layout"});
+  refused("1; --mesh_show table", {"--mesh_show is no flag of a layout"});
+  refused("1; --zero_stage 7", {"zero_stage=7", "[0, 3]"});
+  refused("1; --ep_size 0", {"ep_size=0"});
+  refused("1; --pp_chunks 0", {"pp_chunks=0"});
+  refused("1; --seq_len 0", {"seq_len=0"});
   check_throws<UsageError>([] { layout_of_flags("--why 1"); }, {"why", "--cluster"});
 }
 
