@@ -41,6 +41,7 @@ LAYOUTS = (
      "seq_len": 2048, "dtype": "bf16", "rope_type": "llama3", "rope_theta": 500000,
      "rope_low_freq_factor": 1.5},
     {"dp_size": 4, "grad_acc_steps": 3, "steps": 5, "bucket_mb": 2},
+    {"dp_size": 4, "bucket_mb": 2.5, "rope_theta": 12345.75},
     {"dp_size": 4, "grad_sync": "naive", "document_mask": True, "attention": "naive"},
     {"dp_size": 4, "zero_stage": 1, "gather_overlap": "optimizer"},
     {"dp_size": 4, "zero_stage": 2, "reduce_after": "step", "dtype": "bf16",
@@ -80,6 +81,7 @@ LAYOUTS = (
     {**EXPERTS, "router_score": "sigmoid"},
     {**EXPERTS, "tp_size": 2, "sequence_parallel": True, "moe_ffn_hidden_size": 63,
      "num_shared_experts": 1},
+    {**EXPERTS, "balance": "bias"},
     {**EXPERTS, "num_experts_per_tok": 1, "norm_topk_prob": True, "balance": "batch"},
     {**EXPERTS, "router_score": "sigmoid", "zero_stage": 2, "overlap_dispatch": True,
      "grad_acc_steps": 2},
@@ -452,6 +454,16 @@ class Refusals(unittest.TestCase):
         both = next(flags for flags in LAYOUTS if flags.get("cp_method") == "ring_ulysses")
         self.assertIn("not cp_method=ring_ulysses; try --cp_method ring",
                       self.refused(bridge.FRAMEWORKS["nanotron"], ANSWERED.of(both)))
+
+    def test_a_bias_beside_a_softmax_and_a_base_that_is_no_whole_number(self):
+        for flag, message in (
+                ("balance", "--as megatron: Megatron-LM balances experts by a bias only where a sigmoid scores them, not "
+                 "router_score=softmax; try --router_score sigmoid"),
+                ("rope_theta", "--as megatron: Megatron-LM's rotary base is a whole number, not rope_theta=12345.75; try "
+                 "--rope_theta 12346")):
+            flags = next(flags for flags in LAYOUTS if flags.get(flag) in ("bias", 12345.75) and
+                         "router_score" not in flags)
+            self.assertEqual(self.refused(bridge.FRAMEWORKS["megatron"], ANSWERED.of(flags)), message)
 
     def test_frameworks_chapters_and_other_questions(self):
         for words, part in ((["--as", "megatrom"], "did you mean megatron?"),

@@ -238,6 +238,13 @@ RULES = (
          lambda it: ("--cp_layout zigzag",)),
     Rule("dtype", lambda it: it.dtype == "f64", "Megatron-LM computes in f32, f16 or bf16",
          lambda it: ("--dtype bf16",)),
+    Rule("router_score",
+         lambda it: has_experts(it) and it.balance == "bias" and it.router_score == "softmax",
+         "Megatron-LM balances experts by a bias only where a sigmoid scores them",
+         lambda it: ("--router_score sigmoid",)),
+    Rule("rope_theta", lambda it: it.rope_theta != int(it.rope_theta),
+         "Megatron-LM's rotary base is a whole number",
+         lambda it: (f"--rope_theta {round(it.rope_theta)}",)),
     Rule("num_experts_per_tok",
          lambda it: has_experts(it) and it.num_experts_per_tok == 1 and
          it.router_score == "softmax" and it.norm_topk_prob,

@@ -9,6 +9,11 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "f64": "float64"}
 ATTENTION = {"ring": "ring", "all_gather": "llama3_ring_attention"}
 ORDER = ("pp", "dp", "cp", "tp")
 
+
+def bucket(layout):
+    return max(1, int(layout.bucket_mb))
+
+
 ROWS = (
     Row(("dp_size",), "parallelism.dp", same("dp_size")),
     Row(("pp_size",), "parallelism.pp", same("pp_size")),
@@ -32,7 +37,8 @@ ROWS = (
     Row(("grad_accumulation",), "optimizer.accumulate_grad_in_fp32",
         lambda it: it.dtype == "bf16" and it.grad_accumulation != "bf16"),
     Row(("dtype",), "model.dtype", lambda it: DTYPES[it.dtype]),
-    Row(("bucket_mb",), "model.ddp_bucket_cap_mb", lambda it: max(1, int(it.bucket_mb))),
+    Row(("bucket_mb",), "model.ddp_bucket_cap_mb", bucket, "a whole number of MiB",
+        lambda it: it.bucket_mb != bucket(it)),
     Row(("vocab_size",), "model.make_vocab_size_divisible_by", lambda it: 1,
         "padded to a multiple of tensor-parallel ranks, where parts here differ by a row",
         lambda it: it.vocab_size % it.tp_size != 0),
