@@ -131,6 +131,13 @@ void Session::check_same_data() const {
 }
 
 int Session::estimate(const std::vector<RankEstimate>& ranks) const {
+  if (!config_.estimate_file.empty() && speaks_for_all()) {
+    try {
+      write_file(config_.estimate_file, estimate_json(args_.to_json(), config_.mesh(), ranks));
+    } catch (const Error& error) {
+      usage_error("estimate_file={} cannot be written: {}", config_.estimate_file, error.what());
+    }
+  }
   print("{}", estimate_text(config_, ranks));
   if (config_.device == name(Device::cuda) && !args_.typed("attention")) {
     print(
@@ -138,12 +145,6 @@ int Session::estimate(const std::vector<RankEstimate>& ranks) const {
         "there{}; --attention says which.\n",
         may_fuse(config_) ? ", and where the GPU has no fused kernels for blockwise attention"
                           : "");
-  }
-  if (config_.estimate_file.empty() || !speaks_for_all()) return 0;
-  try {
-    write_file(config_.estimate_file, estimate_json(args_.to_json(), config_.mesh(), ranks));
-  } catch (const Error& error) {
-    usage_error("estimate_file={} cannot be written: {}", config_.estimate_file, error.what());
   }
   return 0;
 }

@@ -1096,6 +1096,13 @@ class Estimate(Runs):
                          found["simulated"]["activations"])
         self.assertEqual(found["book"]["weights_gradients_optimizer"], 16 * 405_853_388_800)
 
+    def test_a_file_that_cannot_be_written_is_refused_before_anything_is_said(self):
+        for path in ("/dev/full", os.path.join(self.scratch, "nowhere", "estimate.json")):
+            done = self.run_chapter({"estimate": True, "estimate_file": path})
+            self.assert_one_error(done, {2})
+            self.assertEqual(done.out, "")
+            self.assertIn(f"estimate_file={path} cannot be written", done.err)
+
     def test_what_a_run_measures_is_what_was_estimated(self):
         for recompute in ("none", "selective", "full"):
             with self.subTest(recompute=recompute):
