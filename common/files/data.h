@@ -40,6 +40,7 @@ class TokenFile {
   Remedies other_vocabularies() const;
   void check_width() const;
   bool halves_are_alike() const;
+  bool upper_halves_vary_more() const;
 
   std::string path_;
   TokenFormat format_;

@@ -56,7 +56,7 @@ constexpr Magic kMagics[] = {
      "git annex get {}"},
     {"\x1F\x8B\x08"sv, "compressed by gzip", kUnpack, "gunzip -k {}"},
     {"\x1F\x9D"sv, "compressed by compress", kUnpack, "uncompress -k {}"},
-    {"BZh"sv, "compressed by bzip2", kUnpack, "bunzip2 -k {}"},
+    {"1AY&SY"sv, "compressed by bzip2", kUnpack, "bunzip2 -k {}", 4},
     {"\xFD\x37zXZ\0"sv, "compressed by xz", kUnpack, "unxz -k {}"},
     {"\x28\xB5\x2F\xFD"sv, "compressed by zstd", kUnpack, "zstd -d {}"},
     {"\x04\x22\x4D\x18"sv, "compressed by lz4", kUnpack, "lz4 -d {}"},
@@ -64,26 +64,16 @@ constexpr Magic kMagics[] = {
     {"\xFF\x06\0\0sNaPpY"sv, "compressed by snappy", kUnpack, "snzip -dk {}"},
     {"7z\xBC\xAF\x27\x1C"sv, "a 7z archive", kUnpack, "7z x {}"},
     {"Rar!\x1A\x07"sv, "a RAR archive", kUnpack, "unrar x {}"},
-    {"ustar"sv, "a tar archive", kUnpack, "tar xf {}", 257},
     {"!<arch>\n"sv, "an archive of ar", kUnpack, "ar x {}"},
     {"\x1E{"sv, "a sequence of JSON texts", "write it as lines of JSON, such as with `{}`",
      "tr -d '\\036' < {} > texts.jsonl"},
-    {"PAR1"sv, "a Parquet file", kToText, "parquet"},
-    {"ARROW1"sv, "an Arrow file", kToText, "feather"},
-    {"FEA1"sv, "a Feather file", kToText, "feather"},
-    {"ORC"sv, "an ORC file", kToText, "orc"},
+    {"ARROW1\0\0"sv, "an Arrow file", kToText, "feather"},
     {"Obj\1"sv, "an Avro file", "write its texts as lines of JSON, such as with `{}`",
      "avro-tools tojson {}"},
     {"\x89HDF\r\n\x1A\n"sv, "an HDF5 file",
      "write the texts or tokens in it to a file of their own, such as with h5py and `numpy.save`"},
     {"SQLite format 3\0"sv, "an SQLite database", "write its texts as text, such as with `{}`",
      "sqlite3 {} 'select text from TABLE' > texts.txt"},
-    {"GGUF"sv, "a model in GGUF, the format of llama.cpp",
-     "get the model's directory with config.json and safetensors"},
-    {"lmgg"sv, "a model in the old format of ggml",
-     "get the model's directory with config.json and safetensors"},
-    {"tjgg"sv, "a model in the old format of ggml",
-     "get the model's directory with config.json and safetensors"},
     {"\x80\x02\x8A\x0Al\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19."sv, "an old file of PyTorch's",
      kToWeights},
     {"%PDF-"sv, "a PDF document", "make text of it with `{}`", "pdftotext {}"},
@@ -95,16 +85,30 @@ constexpr Magic kMagics[] = {
      "a program", kNoText},
     {"\x89PNG\r\n\x1A\n"sv, "a picture", kNoText},
     {"\xFF\xD8\xFF"sv, "a picture", kNoText},
+    {"\xFF\xFE\0\0"sv, "text in UTF-32", "convert it with `{}`",
+     "iconv -f UTF-32 -t UTF-8 {} > utf8.txt"},
+    {"\0\0\xFE\xFF"sv, "text in UTF-32", "convert it with `{}`",
+     "iconv -f UTF-32 -t UTF-8 {} > utf8.txt"},
+};
+
+/// Those that are words: a text may begin with one, too.
+constexpr Magic kWords[] = {
+    {"ustar"sv, "a tar archive", kUnpack, "tar xf {}", 257},
+    {"PAR1"sv, "a Parquet file", kToText, "parquet"},
+    {"FEA1"sv, "a Feather file", kToText, "feather"},
+    {"ORC"sv, "an ORC file", kToText, "orc"},
+    {"GGUF"sv, "a model in GGUF, the format of llama.cpp",
+     "get the model's directory with config.json and safetensors"},
+    {"lmgg"sv, "a model in the old format of ggml",
+     "get the model's directory with config.json and safetensors"},
+    {"tjgg"sv, "a model in the old format of ggml",
+     "get the model's directory with config.json and safetensors"},
     {"GIF8"sv, "a picture", kNoText},
     {"RIFF"sv, "a recording or picture", kNoText},
     {"OggS"sv, "a recording", kNoText},
     {"fLaC"sv, "a recording", kNoText},
     {"ID3"sv, "a recording", kNoText},
     {"ftyp"sv, "a film", kNoText, "", 4},
-    {"\xFF\xFE\0\0"sv, "text in UTF-32", "convert it with `{}`",
-     "iconv -f UTF-32 -t UTF-8 {} > utf8.txt"},
-    {"\0\0\xFE\xFF"sv, "text in UTF-32", "convert it with `{}`",
-     "iconv -f UTF-32 -t UTF-8 {} > utf8.txt"},
 };
 
 /// A zip archive is what the name of its first file says.
@@ -305,6 +309,22 @@ bool is_control(char character) {
   return (byte > 0 && byte < ' ' && (byte < 7 || byte > 13) && byte != 0x1B) || byte == 0x7F;
 }
 
+/// The first of these that the file begins with.
+const Magic* begun_with(std::span<const Magic> magics, std::string_view text) {
+  const auto found = std::ranges::find_if(magics, [&](const Magic& row) {
+    return text.size() >= row.offset && text.substr(row.offset).starts_with(row.magic);
+  });
+  return found == magics.end() ? nullptr : &*found;
+}
+
+/// A word counts where a byte follows that is in no text.
+const Magic* magic_of(std::string_view text) {
+  if (const Magic* magic = begun_with(kMagics, text)) return magic;
+  const std::string_view head = text.substr(0, kHead);
+  const bool may_be_text = head.find('\0') == head.npos && std::ranges::none_of(head, is_control);
+  return may_be_text ? nullptr : begun_with(kWords, text);
+}
+
 /// Records of TensorFlow's: the length of each, 4 bytes, the record, 4 bytes.
 bool is_tfrecord(std::string_view text) {
   constexpr uint64_t kAround = 16;
@@ -332,10 +352,9 @@ std::optional<FileKind> recognize(std::span<const std::byte> bytes, const std::s
   if (is_safetensors(text)) {
     return FileKind{"a file of weights in safetensors", "give its directory as --model", true};
   }
-  for (const Magic& row : kMagics) {
-    if (text.size() < row.offset || !text.substr(row.offset).starts_with(row.magic)) continue;
-    const std::string command = fmt::format(fmt::runtime(row.command), file);
-    return FileKind{row.what, fmt::format(fmt::runtime(row.remedy), command, file)};
+  if (const Magic* magic = magic_of(text)) {
+    const std::string command = fmt::format(fmt::runtime(magic->command), file);
+    return FileKind{magic->what, fmt::format(fmt::runtime(magic->remedy), command, file)};
   }
   if (text.starts_with("PK\3\4")) return zip_kind(text, file);
   if (is_old_tar(text)) {

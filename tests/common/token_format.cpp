@@ -446,6 +446,34 @@ TEST_CASE("ids of 8 bits in a file that its name alone calls ids are not read as
   }
 }
 
+TEST_CASE("ids of 16 bits in big-endian order show under a vocabulary that has them all") {
+  constexpr int64_t kAll = 65536;
+  const TempDir dir;
+  Random random(11);
+  for (const int64_t vocab_size : {int64_t{3000}, int64_t{50257}, kAll}) {
+    for (const int64_t count : {400, 20000}) {
+      std::string little, big, uniform;
+      for (int64_t i = 0; i < count; ++i) {
+        const double share = double(random.integer(1, 1 << 20)) / double(1 << 20);
+        const auto id = int64_t(double(vocab_size - 1) * share * share * share);
+        little += {char(id), char(id >> 8)};
+        big += {char(id >> 8), char(id)};
+        const int64_t any = random.integer(0, vocab_size - 1);
+        uniform += {char(any), char(any >> 8)};
+      }
+      CAPTURE(vocab_size, count);
+      const std::string path = dir.write("big.bin", big);
+      check_throws<UsageError>(
+          [&] { TokenFile(path, 2, kAll); },
+          {path, "upper bytes", "big-endian", "'>u2'", "or give --token_dtype uint16"});
+      REQUIRE(TokenFile(path, 2, kAll, /*given=*/true).size() == count);
+      REQUIRE(TokenFile(dir.write("little.bin", little), 2, kAll).size() == count);
+      if (vocab_size == kAll) continue;  // whose bytes are alike
+      REQUIRE(TokenFile(dir.write("uniform.bin", uniform), 2, kAll).size() == count);
+    }
+  }
+}
+
 /// An archive of one file, as the first tar wrote it.
 std::string old_tar() {
   std::string bytes = "a.txt";
@@ -521,6 +549,13 @@ const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() 
        {"old file of PyTorch", "safetensors"}},
       {"%PDF-1.7\n", {"PDF", "pdftotext"}},
       {"\x89PNG\r\n\x1A\n", {"picture", "give text"}},
+      {"GIF89a\x10\0\x10\0"s, {"picture", "give text"}},
+      {"RIFF\x24\x08\0\0WAVEfmt \x10\0\0\0"s, {"recording", "give text"}},
+      {"OggS\0\2"s, {"recording", "give text"}},
+      {"fLaC\0\0\0\x22"s, {"recording", "give text"}},
+      {"ID3\3\0\0\0\0\1"s, {"recording", "give text"}},
+      {"\0\0\0\x18ftypmp42"s, {"film", "give text"}},
+      {"FEA1\0\0\0\0"s, {"Feather", "read_feather"}},
       {"\x7F"
        "ELF\2",
        {"program", "give text"}},
@@ -553,12 +588,27 @@ TEST_CASE("data of another kind are refused by what they are, with the command t
   for (const char* text :
        {"<!-- A comment -->\n# A page of Markdown that speaks of <html> and <head>.\n",
         "<?xml version=\"1.0\"?>\n<book><head>A book of words</head></book>\n",
-        "<header>that is none of a page</header> and goes on\n", "<!-- a comment without its end\n",
+        "<header>that is none of a page</header> and goes on\n",
+        "<!-- a comment without its end\n",
         "070701 is a number, and so are 070702 and those that follow it, as everyone can see who "
         "reads "
         "on for more than one line of this.\n",
-        "outs:\n- path: a.txt, as md5: says\n", "md5: of this text is not in it\nouts: of it\n",
-        "# xet versions of the past\n", "!<arch> is what it begins with\n"}) {
+        "outs:\n- path: a.txt, as md5: says\n",
+        "md5: of this text is not in it\nouts: of it\n",
+        "# xet versions of the past\n",
+        "!<arch> is what it begins with\n",
+        "ORC is a format\n",
+        "ID3 tags name a song\n",
+        "RIFF and RIFX\n",
+        "GIF89a is older than GIF87b\n",
+        "PAR1 of 18 holes\n",
+        "OggS and eggs\n",
+        "fLaC, spelled so\n",
+        "GGUF files\n",
+        "BZh, of bzip2\n",
+        "ARROW1 of two\n",
+        "One ftyp in it\n",
+        "ORC caf\xE9 in Latin-1\n"}) {
     CAPTURE(text);
     REQUIRE(TokenFile(dir.write("a.txt", text + std::string(600, 'x')), 2, 256).is_text());
   }
