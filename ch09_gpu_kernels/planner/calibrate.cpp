@@ -405,7 +405,7 @@ std::string describe(const Calibration& found, const std::vector<RunTimes>& runs
 std::string calibrate_cluster(const TrainConfig& config) {
   const Cluster start = read_cluster(config.search.cluster);
   std::vector<RunTimes> runs;
-  for (const std::string& run : split_list(config.search.plan_runs)) {
+  for (const std::string& run : split_files("plan_runs", config.search.plan_runs)) {
     const bool is_table = std::filesystem::is_regular_file(run);
     runs.push_back(is_table ? read_nccl_tests(run) : read_run_times(run));
     if (runs.back().on_device == start.host_computes) refuse_cluster(config, run, start);

@@ -58,7 +58,7 @@ bool is_as_asked(const RunRow& row, const std::string& condition, double ranks_p
 
 FitRows read_fit_rows(const TrainConfig& config, const Cluster& cluster) {
   FitRows all;
-  all.files = split_list(config.search.plan_rows);
+  all.files = split_files("plan_rows", config.search.plan_rows);
   for (size_t i = 0; i < all.files.size(); ++i) {
     const Table table = read_table(all.files[i], row_columns());
     const size_t before = all.rows.size();
@@ -202,6 +202,18 @@ std::vector<std::string> split_list(const std::string& text) {
   std::stringstream stream(text);
   for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
   return parts;
+}
+
+std::vector<std::string> split_files(const char* flag, const std::string& text) {
+  const std::vector<std::string> files = split_list(text);
+  for (auto file = files.begin(); file != files.end(); ++file) {
+    std::error_code error;
+    const bool twice = std::any_of(files.begin(), file, [&](const std::string& before) {
+      return before == *file || std::filesystem::equivalent(before, *file, error);
+    });
+    if (twice) usage_error("{}={}: {} is there twice; leave one of the two out", flag, text, *file);
+  }
+  return files;
 }
 
 double soft(double predicted, double measured, double scale) {

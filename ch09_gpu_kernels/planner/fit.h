@@ -19,6 +19,9 @@ struct Knob {
 
 /// The parts of a flag's list, which commas separate.
 std::vector<std::string> split_list(const std::string& text);
+/// The same of files and directories. Throws UsageError where one is there twice: it would be left
+/// out of a fit and fitted at once.
+std::vector<std::string> split_files(const char* flag, const std::string& text);
 
 /// By how much a prediction is off: up to `scale`, in parts, its square counts, beyond its amount.
 double soft(double predicted, double measured, double scale = 0.05);

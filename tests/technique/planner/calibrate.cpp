@@ -347,6 +347,9 @@ TEST_CASE("runs that cannot calibrate are refused in a line") {
   config.search.plan_runs = on_cpu.path() + "," + on_gpu.path();
   check_throws<UsageError>([&] { calibrate_cluster(config); },
                            {"two_cores", on_gpu.path(), "of GPUs", "--cluster h100_nvl8"});
+  config.search.plan_runs = on_cpu.path() + "," + on_cpu.path() + "/.";
+  check_throws<UsageError>([&] { calibrate_cluster(config); },
+                           {"plan_runs=" + on_cpu.path(), "/. is there twice"});
   config.search.plan_runs = "nowhere";
   check_throws<UsageError>([&] { calibrate_cluster(config); },
                            {"plan_runs=nowhere", "run.json", "directories of runs"});
