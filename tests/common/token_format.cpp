@@ -554,7 +554,9 @@ const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() 
       {"OggS\0\2"s, {"recording", "give text"}},
       {"fLaC\0\0\0\x22"s, {"recording", "give text"}},
       {"ID3\3\0\0\0\0\1"s, {"recording", "give text"}},
-      {"\0\0\0\x18ftypmp42"s, {"film", "give text"}},
+      {"\0\0\0\x18"
+       "ftypmp42"s,
+       {"film", "give text"}},
       {"FEA1\0\0\0\0"s, {"Feather", "read_feather"}},
       {"\x7F"
        "ELF\2",
