@@ -44,7 +44,7 @@ Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples)
   pass.num_samples = num_samples;
   pass.seq_len = seq_len;
   // [rows]
-  std::vector<int32_t> begins;  // of documents, where the data name them
+  std::vector<int32_t> begins(dataset_ == nullptr ? tokens.size() : 0);  // on paper one a sample
   if (dataset_ != nullptr) begins = dataset_->document_begins(split, first_sample, num_samples);
   view_.context.take_rows(tokens, targets, pass, std::move(begins));
   // [rows]

@@ -46,6 +46,15 @@ class Documents(unittest.TestCase):
         (self.folder / name).write_bytes(data)
         return len(data)
 
+    def test_an_estimate_has_one_document_a_sample_which_is_the_most_work(self):
+        """It reads no data, so it knows none of the others."""
+        def rows(*flags):
+            text = subprocess.run([BINARY, *FLAGS, "--estimate", "--world_size", "2", "--cp_size", "2", *flags],
+                                  check=True, timeout=120, capture_output=True, text=True).stdout
+            return [line for line in text.splitlines() if "activations" in line or "FLOPs" in line]
+        self.assertEqual(rows("--document_mask"), rows())
+        self.assertGreater(len(rows()), 2)
+
     def test_an_index_names_the_documents_that_a_separator_would(self):
         self.write("plain.bin", self.tokens)
         by_separator = self.train("plain.bin", "--document_mask", "--document_separator",
