@@ -97,9 +97,8 @@ void TokenFile::check_width() const {
   }
 }
 
-/// Of two ids of 16 bits the upper bytes agree more often than the lower ones, as frequent tokens
-/// have low numbers. Whether here it is the other way round, and by a factor that chance does not
-/// reach.
+/// Whether lower bytes of two 16-bit ids agree more often than upper ones, by a factor that chance
+/// does not reach. In right ids it is the other way round, as frequent tokens have low numbers.
 bool TokenFile::upper_halves_vary_more() const {
   constexpr int64_t kEnough = 192, kMost = 1 << 20;
   const int64_t count = std::min(size_, kMost);

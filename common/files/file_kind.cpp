@@ -91,7 +91,7 @@ constexpr Magic kMagics[] = {
      "iconv -f UTF-32 -t UTF-8 {} > utf8.txt"},
 };
 
-/// Those that are words: a text may begin with one, too.
+/// Magic numbers that are words: a text may begin with one, too.
 constexpr Magic kWords[] = {
     {"ustar"sv, "a tar archive", kUnpack, "tar xf {}", 257},
     {"PAR1"sv, "a Parquet file", kToText, "parquet"},

@@ -9,7 +9,7 @@ namespace usp {
 
 namespace {
 
-/// Of two questions a run would answer one.
+/// Refuses two questions in one command line, since a run would answer one of them.
 void refuse_second_question(const Args& args) {
   const std::vector<std::string> asked = args.questions();
   if (asked.size() < 2) return;
