@@ -422,7 +422,7 @@ class Answers(unittest.TestCase):
         words = ["--batch", "1K", "--seq_len", "16", "--", *RUNS, "--steps", "8"]
         out, error = io.StringIO(), io.StringIO()
         with mock.patch.object(measure.build, "prepare"), mock.patch.object(measure.packages, "ensure"), \
-                mock.patch.object(measure.build, "binary", return_value=BIN / plan.find_chapter().name), \
+                mock.patch.object(measure.build, "binary", side_effect=lambda _, name: BIN / name), \
                 contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             code = cli._run_command(  # pylint: disable=protected-access
                 ["plan", "--cluster", "two_cores", "--measure", "3", "--json", *words])
