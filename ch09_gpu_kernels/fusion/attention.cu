@@ -58,6 +58,8 @@ std::optional<Shape> shape_of(const Given& x) {
 
 class Rungs : public cuda::AttentionKernels {
  public:
+  using AttentionKernels::forward, AttentionKernels::workspace;  // in f32 there is none
+
   Rungs(const Rung<bf16>& forward, const BackwardRung& backward, const cuda::DeviceLimits& limits)
       : forward_(forward), backward_(backward), limits_(limits) {}
 

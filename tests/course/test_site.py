@@ -36,7 +36,8 @@ from tools.site import (bookmap, build, check, diffs, highlight, main, markdown,
 from tools.test import testing  # noqa: E402
 
 WIDTHS = (390, 768, 1280)
-SHARE = 3  # one in so many annotated sources is looked at each time; of Doxygen's lists its square
+SHARE = 4  # one in so many annotated sources is looked at each time
+LISTS = 9  # the same of Doxygen's lists
 READABLE, VISIBLE = 4.5, 3.0   # the contrasts that WCAG 2 asks of text, and of what is no text
 FOCUSED = """(() => { const e = document.activeElement, s = getComputedStyle(e);
   const r = e.getBoundingClientRect();
@@ -629,7 +630,7 @@ class Reference(unittest.TestCase):
         self.addCleanup(browser.close)
         shown = [name for name in found if "/search/" not in name]  # those are parts of a page
         lists = [name for name in shown if "/functions" in name or "/namespacemembers" in name]
-        lists = testing.in_turn(lists, math.ceil(len(lists) / SHARE ** 2))
+        lists = testing.in_turn(lists, math.ceil(len(lists) / LISTS))
         for name in [*SITE.references.values(), *lists, *shown[::len(shown) // 12]]:
             browser.open((FOLDER / name).as_uri())
             self.assertEqual(browser.errors, [], name)
