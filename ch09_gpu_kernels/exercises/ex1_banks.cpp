@@ -1,11 +1,15 @@
+#include "cuda/launch.h"
 #include "judge/todo.h"
 
 namespace usp {
 
-/// Where number (row, column) of a tile of 32 x 32 stands in shared memory: 0 to 1,023. Lanes of a
-/// warp take a row at once, and later a column at once. Place p lies in bank p % 32.
-int place(int row, int column) {
-  // TODO (about 1 line): a row keeps its places, in an order of its own
+/// y = the transpose of x, which has `rows` x `columns` numbers. A block of eight warps turns a
+/// tile of 32 x 32, which begins in this row and column of x. Its shared memory has 1,024 numbers:
+/// number p lies in bank p % 32.
+__global__ void transpose(int rows, int columns, const float* x, float* y) {
+  const int top = static_cast<int>(blockIdx.y) * 32, left = static_cast<int>(blockIdx.x) * 32;
+  float* const tile = cuda::dynamic_shared<float>();
+  // TODO (about 10 lines): a warp brings rows of x, and later takes columns of them
   USP_TODO("ch09.ex1");
 }
 

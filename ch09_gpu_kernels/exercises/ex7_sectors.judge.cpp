@@ -1,99 +1,93 @@
 #include <fmt/format.h>
 
-#include <set>
+#include <algorithm>
 
-#include "judge/judge.h"
+#include "emulator/judged.h"
 
 namespace usp::judging {
 
 struct Answer {
-  int64_t (*element)(int64_t thread, int64_t step, int64_t threads, int64_t rows, int64_t columns);
+  void (*scale)(int rows, int columns, float factor, const float* x, float* y);
 };
 
 namespace {
 
-constexpr int64_t kWarp = 32, kSector = 8;  // numbers of f32
+constexpr int64_t kSector = 8;  // numbers of f32
 
-struct Grid {
-  int64_t rows, columns, threads;
-  int64_t numel() const { return rows * columns; }
-  int64_t sectors() const { return (numel() + kSector - 1) / kSector; }  ///< that the matrix has
+struct Case {
+  int rows, columns, blocks, threads;
+  int64_t n() const { return int64_t{rows} * columns; }
+  int64_t sectors() const { return cuda::ceil_div(n(), kSector); }
+  std::string text() const {
+    return fmt::format("{} x {} numbers, {} blocks of {} threads", rows, columns, blocks, threads);
+  }
 };
 
-/// Rows of whole sectors; rows that begin within one; fewer elements than threads.
-constexpr Grid kGrids[] = {{64, 48, 64}, {33, 70, 96}, {5, 7, 64}};
+/// Rows of whole sectors; rows that begin within one; fewer numbers than threads.
+constexpr Case kCases[] = {{64, 48, 1, 64}, {33, 70, 3, 32}, {5, 7, 2, 64}};
+constexpr float kFactor = 3;
 
-/// What the answer makes of a matrix.
-struct Walk {
-  int64_t outside = -1, twice = -1, missing = -1;  ///< the first place of this kind, -1: none
-  int64_t sectors = 0;                             ///< of all requests
+struct Ran {
+  std::vector<float> x, y;
+  emulator::Report counted;
 };
 
-Walk walk(const Answer& answer, const Grid& grid) {
-  Walk found;
-  std::vector<int> taken(grid.numel());
-  bool goes_on = true;
-  for (int64_t step = 0; goes_on && step <= grid.numel(); ++step) {
-    goes_on = false;
-    for (int64_t warp = 0; warp < grid.threads; warp += kWarp) {
-      std::set<int64_t> sectors;
-      for (int64_t thread = warp; thread < warp + kWarp; ++thread) {
-        const int64_t place = answer.element(thread, step, grid.threads, grid.rows, grid.columns);
-        if (place == -1) continue;
-        goes_on = true;
-        sectors.insert(place / kSector);
-        if (place < 0 || place >= grid.numel()) {
-          if (found.outside < 0) found.outside = std::abs(place);
-        } else if (++taken[place] > 1 && found.twice < 0) {
-          found.twice = place;
-        }
-      }
-      found.sectors += static_cast<int64_t>(sectors.size());
-    }
-  }
-  for (int64_t place = 0; place < grid.numel() && found.missing < 0; ++place) {
-    if (taken[place] == 0) found.missing = place;
-  }
-  return found;
+Ran run(const Answer& answer, const Case& grid, uint64_t seed) {
+  Ran ran{random_floats(seed, grid.n()), {}, {}};
+  const Array<float> x(ran.x), y(std::vector<float>(grid.n(), NAN));
+  ran.counted = emulate(grid.text(), [&] {
+    launch_answer(answer.scale, {{grid.blocks}, grid.threads}, grid.rows, grid.columns, kFactor, x,
+                  y);
+  });
+  ran.y = y.host();
+  return ran;
+}
+
+using Count = int64_t emulator::Counters::*;
+
+void expect_sectors(const char* what, Count sectors, Count requests, const Ran& ran,
+                    const Case& grid) {
+  const int64_t count = ran.counted.total.*sectors;
+  if (count == grid.sectors()) return;
+  throw NotYet(
+      {count == grid.n() ? "lanes of a warp are far apart: each touches a sector of its own"
+                         : "some sectors are touched twice",
+       fmt::format("{} sectors are {} in {} requests, where the matrix has {}: {}", count, what,
+                   ran.counted.total.*requests, grid.sectors(), where_most(ran.counted, sectors)),
+       grid.text()});
 }
 
 }  // namespace
 
 void judge(const Answer& answer) {
-  for (const Grid& grid : kGrids) {
-    Walk found;
+  for (const Case& grid : kCases) {
+    Ran ran;
     run_alone([&] {
-      found = walk(answer, grid);
+      ran = run(answer, grid, 1);
       return Values{};
     });
-    const std::string setting =
-        fmt::format("{} x {} elements, {} threads", grid.rows, grid.columns, grid.threads);
-    if (found.outside >= 0) throw NotYet({"a place lies outside the matrix", setting});
-    if (found.twice >= 0) {
+    for (int64_t i = 0; i < grid.n(); ++i) {
+      if (ran.y[i] == kFactor * ran.x[i]) continue;
       throw NotYet(
-          {"an element is taken twice", fmt::format("place {} of {}", found.twice, setting)});
+          {std::isnan(ran.y[i]) ? "a number is scaled by no thread"
+                                : "a number is not the scaled one of its place",
+           fmt::format("row {}, column {}; {}", i / grid.columns, i % grid.columns, grid.text())});
     }
-    if (found.missing >= 0) {
-      throw NotYet({"an element is taken by no thread",
-                    fmt::format("place {} of {}", found.missing, setting)});
-    }
-    if (found.sectors == grid.sectors()) continue;
-    throw NotYet({found.sectors == grid.numel()
-                      ? "lanes of a warp are far apart: each touches a sector of its own"
-                      : "some sectors are touched twice",
-                  fmt::format("{} sectors, where the matrix has {}; {}", found.sectors,
-                              grid.sectors(), setting)});
+    using emulator::Counters;
+    expect_sectors("read", &Counters::load_sectors, &Counters::load_requests, ran, grid);
+    expect_sectors("written", &Counters::store_sectors, &Counters::store_requests, ran, grid);
   }
 }
 
 /// What matters of a walk, not its order: there are several right answers.
-Values observe(const Answer& answer, uint64_t) {
-  Values seen;
-  for (const Grid& grid : kGrids) {
-    const Walk found = walk(answer, grid);
-    seen.insert(seen.end(), {double(found.outside >= 0), double(found.twice >= 0),
-                             double(found.missing >= 0), double(found.sectors)});
-  }
+Values observe(const Answer& answer, uint64_t seed) {
+  const auto draw = [&](uint64_t index, int64_t most) {
+    return static_cast<int>(1 + (seed * 7919 + index * 104729) % most);
+  };
+  const Ran ran = run(answer, {draw(1, 40), draw(2, 40), draw(3, 3), 32 * draw(4, 3)}, seed);
+  Values seen(ran.y.begin(), ran.y.end());
+  seen.push_back(static_cast<double>(ran.counted.total.load_sectors));
+  seen.push_back(static_cast<double>(ran.counted.total.store_sectors));
   return seen;
 }
 

@@ -1,15 +1,14 @@
+#include "cuda/launch.h"
 #include "judge/todo.h"
 
 namespace usp {
 
-/// Which element of a matrix of `rows` x `columns`, stored row by row, a thread of the grid takes
-/// in its step: its place, from 0 on; -1: none. The grid ends with a step in which no thread takes
-/// any. Each 32 of its `threads` threads, numbered from 0, are a warp, whose lanes ask at the same
-/// time.
-int64_t element(int64_t thread, int64_t step, int64_t threads, int64_t rows, int64_t columns) {
-  // SOLUTION BEGIN (about 2 lines): in a step the whole grid takes neighbors
-  const int64_t place = step * threads + thread;
-  return place < rows * columns ? place : -1;
+/// y = factor x, for matrices of `rows` x `columns` that are stored row by row. The grid has any
+/// number of blocks and threads: more than there are elements, or fewer.
+__global__ void scale(int rows, int columns, float factor, const float* x, float* y) {
+  // SOLUTION BEGIN (about 3 lines): at each step the whole grid takes neighbors
+  const int64_t n = int64_t{rows} * columns, threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = cuda::thread_of_grid(); i < n; i += threads) y[i] = factor * x[i];
   // SOLUTION END
 }
 

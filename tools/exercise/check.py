@@ -42,7 +42,8 @@ def check_exercise(exercise, answer=None, install=True, skip_packages=False):
         print(f"  {exercises.how_to_answer(exercise)}")
         return 0
     if not skip_packages:
-        packages.ensure(packages.TEST if exercise.kind == "break" else packages.RUN, install)
+        needs_tests = exercise.kind == "break" or exercise.runs_on_emulator()
+        packages.ensure(packages.TEST if needs_tests else packages.RUN, install)
     progress = exercises.Progress()
     try:
         lines = verdict(exercise, exercise.answer() if answer is None else answer)
@@ -95,13 +96,26 @@ def _judge_code(exercise, _answer):
     code, output = run_judge(build.binary(build.RELEASE, exercise.target()))
     if code != RIGHT:
         raise NotYet(*output.splitlines())
-    return []
+    return [*output.splitlines(), *_judge_second_part(exercise.second_part())]
+
+
+def _judge_second_part(table):
+    """What verdict() says of the table beside code that is right; nothing where none is asked for."""
+    if table is None:
+        return []
+    if table.is_unsolved():
+        raise NotYet("the code is right, and the table is missing", exercises.how_to_answer(table))
+    try:
+        return verdict(table, table.answer())
+    except NotYet as wrong:
+        raise NotYet(*wrong.lines, f"the code is right; this is about {show_path(table.answer_file)}") from None
 
 
 def _compile(exercise):
     """Builds the judge; what the compiler says of the answer is NotYet."""
-    if not (build.build_dir(build.RELEASE) / "common" / "libusp_judge.a").is_file():
-        build.prepare(build.RELEASE, "usp_judge")  # takes a minute, once, and shows how far it is
+    library, target = ("tests/lab", "lab_launching") if exercise.runs_on_emulator() else ("common", "usp_judge")
+    if not (build.build_dir(build.RELEASE) / library / f"lib{target}.a").is_file():
+        build.prepare(build.RELEASE, ["usp_judge", target])  # takes a minute, once, and shows how far it is
     held = []
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -303,7 +317,7 @@ def watch(exercise, install=True, skip_packages=False):
     say(f"book: watching {show_path(exercise.answer_file)}; Ctrl-C ends")
     seen = None
     while True:
-        stamp = _stamp(exercise.answer_file)
+        stamp = _stamp(exercise)
         if stamp is not None and stamp != seen:
             seen = stamp
             if sys.stdout.isatty():
@@ -315,10 +329,11 @@ def watch(exercise, install=True, skip_packages=False):
         time.sleep(POLL)
 
 
-def _stamp(path):
-    """Changes when the file is saved; None while an editor replaces it."""
+def _stamp(exercise):
+    """Changes when an answer is saved; None while an editor replaces its file."""
+    parts = [exercise, exercise.second_part()]
     try:
-        found = os.stat(path)
+        found = [os.stat(part.answer_file) for part in parts if part]
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return [(each.st_mtime_ns, each.st_size) for each in found]

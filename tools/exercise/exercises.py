@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools import chapters
@@ -58,6 +58,22 @@ class Exercise:
         """A file of its solution: the same name below solutions/."""
         root = self.chapter.folder.parent
         return root / "solutions" / self.chapter.name / (self.page.stem + suffix)
+
+    def runs_on_emulator(self):
+        """Is the answer a kernel, which its judge launches on the emulated GPU?"""
+        judge = self.beside(".judge.cpp")
+        return judge.is_file() and '#include "emulator/' in judge.read_text(encoding="utf-8")
+
+    def second_part(self):
+        """The table that an exercise in code asks for besides; None where it asks for code alone."""
+        if self.kind == "fill" and self.beside(".judge.py").is_file():
+            return replace(self, fields={**self.fields, "kind": "table"})
+        return None
+
+    def wrong_answers(self):
+        """The file with the known wrong answers."""
+        is_second_part = self.kind == "table" and self.beside(".judge.cpp").is_file()
+        return self.solution(".table.wrong.md" if is_second_part else ".wrong.md")
 
     def functions(self):
         """The functions that an answer defines."""
@@ -186,7 +202,9 @@ class Progress:
 
 
 def digest(exercise):
-    return hashlib.sha256(exercise.answer().encode()).hexdigest()[:16]
+    table = exercise.second_part()
+    answer = exercise.answer() + (table.answer() if table else "")
+    return hashlib.sha256(answer.encode()).hexdigest()[:16]
 
 
 def list_exercises(chapter=None, root=ROOT):
