@@ -55,8 +55,8 @@ def form_errors(exercise):
     if exercise.kind == "fill":
         solution = exercise.solution(".cpp").read_text(encoding="utf-8")
         holes = len(exercises.HOLE.findall(solution))
-        if holes != 1:
-            wrong.append(f"the solution has {holes} holes and not one")
+        if holes < 1:
+            wrong.append("the solution has no hole")
         if exercise.answer() != exercises.starter(solution, exercise.name):
             wrong.append("the starter is not the solution with a hole: is it solved already? "
                          "./book exercise --write writes it")
@@ -65,7 +65,8 @@ def form_errors(exercise):
     count = len(answers.mistakes(exercise))
     if count < LEAST_MISTAKES[exercise.kind]:
         wrong.append(f"{count} known wrong answers, at least {LEAST_MISTAKES[exercise.kind]}")
-    return wrong
+    table = exercise.second_part()
+    return wrong + (form_errors(table) if table else [])
 
 
 def needed_files(exercise):
@@ -74,7 +75,7 @@ def needed_files(exercise):
              "predict": [exercise.beside(".judge.py")], "decide": [exercise.beside(".judge.py")],
              "table": [exercise.beside(".judge.py"), exercise.solution(".txt")],
              "break": [testing.find_fault(exercise.fields.get("fault")) or testing.FAULTS / "one that is there"]}
-    return [exercise.answer_file, exercise.solution(".md"), exercise.solution(".wrong.md"),
+    return [exercise.answer_file, exercise.solution(".md"), exercise.wrong_answers(),
             *judge[exercise.kind]]
 
 
@@ -251,13 +252,18 @@ class CachedLab(Lab):
         return self._once(super().kernels, name, *size)
 
 
+def tables():
+    """The exercises that ask for a table, and the second parts of those that ask for one beside code."""
+    found = exercises.find_exercises()
+    return [part for part in found + [exercise.second_part() for exercise in found]
+            if part and part.kind == "table"]
+
+
 class Tables(unittest.TestCase):
     """Tables, judged by what the programs make of them."""
 
     def test_solutions_pass_and_wrong_answers_fail_with_their_words(self):
-        for exercise in exercises.find_exercises():
-            if exercise.kind != "table":
-                continue
+        for exercise in tables():
             solution = exercise.solution(".txt").read_text(encoding="utf-8")
             with self.subTest(exercise.name), lab_for(exercise):
                 check.verdict(exercise, solution)
@@ -268,8 +274,8 @@ class Tables(unittest.TestCase):
                                     f"{mistake.name}: {caught.exception.lines}")
 
     def test_what_a_reader_begins_with_is_not_right_without_its_mark(self):
-        for exercise in exercises.find_exercises():
-            if exercise.kind != "table" or begun_by_a_reader(exercise):
+        for exercise in tables():
+            if begun_by_a_reader(exercise):
                 continue
             lines = exercise.answer().splitlines(keepends=True)
             marked = [line for line in lines if line.strip() != exercises.UNANSWERED]
@@ -596,6 +602,24 @@ class Reader(unittest.TestCase):
             check.check_exercise(table, text)
         self.assertEqual(caught.exception.code, 2)
         self.assertIn(f"take out its line {exercises.UNANSWERED}", exercises.how_to_answer(table))
+
+    def test_a_table_beside_code_is_judged_once_the_code_is_right(self):
+        code = next(one for one in exercises.find_exercises() if one.second_part())
+        self.assertEqual(len(check._stamp(code)), 2)  # either is watched
+        judge, said = mock.Mock(), mock.patch.object(check, "run_judge", return_value=(check.RIGHT, "less moves\n"))
+        with mock.patch.object(check, "_compile"), mock.patch.object(check, "load_judge", return_value=judge), said, \
+                mock.patch.object(exercises.Exercise, "answer", lambda self: answer[self.kind]):
+            answer = {"fill": "code", "table": f"{exercises.UNANSWERED}\nx: 1 MB\n"}
+            with self.assertRaisesRegex(NotYet, "the table is missing"):
+                check.verdict(code, "code")
+            judge.judge.assert_not_called()
+            before, answer["table"] = exercises.digest(code), "x: 1 MB\n"
+            self.assertNotEqual(exercises.digest(code), before)
+            judge.judge.side_effect = [["x it is"], NotYet("not x")]
+            self.assertEqual(check.verdict(code, "code"), ["less moves", "x it is"])
+            with self.assertRaisesRegex(NotYet, "^not x$") as caught:
+                check.verdict(code, "code")
+            self.assertIn(code.second_part().answer_file.name, caught.exception.lines[-1])
 
     def test_a_compilers_messages_are_those_about_the_answer(self):
         code = next(one for one in exercises.find_exercises() if one.kind == "fill")

@@ -57,7 +57,7 @@ class Mistake:
 
 def mistakes(exercise):
     """The known wrong answers of an exercise. BookError if one says nothing."""
-    path = exercise.solution(".wrong.md")
+    path = exercise.wrong_answers()
     try:
         _, *sections = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.M)
     except OSError as error:
