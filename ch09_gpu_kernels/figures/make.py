@@ -6,9 +6,9 @@ of the ladder of kernels what labs.py makes.
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import counted, draw_attention, draw_fused, estimated, expected, labs
+from . import beside, counted, draw_attention, draw_fused, draw_gpu, estimated, expected, labs
 
-SCHEMATICS = {**draw_attention.FIGURES, **draw_fused.FIGURES, **labs.SCHEMATICS}
+SCHEMATICS = {**draw_attention.FIGURES, **draw_fused.FIGURES, **draw_gpu.FIGURES, **labs.SCHEMATICS}
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
 KEPT = ("estimates", "counts")
 
@@ -49,4 +49,5 @@ def texts(folder):
         found.update(counted.tables(data["counts"], data.get("labs")))
     if "labs" in data:
         found.update(labs.texts(data["labs"]))
+        found.update(beside.texts(data["labs"]))
     return found

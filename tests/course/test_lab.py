@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools import cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from ch09_gpu_kernels.figures import labs as shown  # noqa: E402
+from ch09_gpu_kernels.figures import beside, labs as shown  # noqa: E402
 from tools.lab import lab, on_card  # noqa: E402
 
 LAB = "ch09.matmul"
@@ -164,6 +164,24 @@ class Page(unittest.TestCase):
         self.assertEqual(lab.attainable({**rung, "predicted_flops_per_byte": 100.0}), 67.0)
 
 
+    def test_every_metric_that_a_profiler_is_asked_for_is_explained_beside_what_is_counted(self):
+        found = beside.texts(json.loads(self.read(shown.DATA)))
+        for name, text in found.items():
+            self.assertEqual(self.read(name), text, name)
+        for metric in (*on_card.METRICS["accesses"], *on_card.METRICS["stalls"]):
+            self.assertEqual(found["metrics.md"].count(f"`{metric}`"), 1, metric)
+        named = set(re.findall(r"`(\w+__[\w.]+)`", found["metrics.md"]))
+        self.assertEqual(named, {*on_card.METRICS["accesses"], *on_card.METRICS["stalls"]})
+
+    def test_what_asks_for_a_rungs_bytes(self):
+        by = {rung["name"]: rung for rung in json.loads(self.read(shown.DATA))[LAB]["rungs"]}
+        ways = {name: beside.ways(name) for name in by}
+        self.assertEqual({name for name, (way, _) in ways.items() if way == "cp.async"}, {"cp_async", "mma"})
+        self.assertEqual({name for name, (way, _) in ways.items() if way == "boxes in"},
+                         {name for name, rung in by.items() if rung["sectors_per_load"] is None})
+        self.assertEqual([name for name, (_, way) in ways.items() if way == "boxes out"], ["persistent"])
+
+
 class AttentionSources(unittest.TestCase):
     def test_every_file_with_a_kernel_is_a_rung_that_fits_and_says_where_it_runs(self):
         rungs = lab.rungs("ch09.attention")
@@ -292,6 +310,19 @@ class Card(unittest.TestCase):
         self.assertEqual(timed.pop("ch09.primer"), (("--measure", "card"),))
         for name, words in timed.items():
             self.assertEqual(words, (("--measure", "ideas", "--rung", name.removeprefix("ch09.")),))
+
+    def test_a_lab_misses_only_what_a_card_would_bring(self):
+        with mock.patch.object(on_card, "output_of", return_value="9.0\n"), \
+                mock.patch.object(on_card.gpu, "find_tool", return_value="/usr/bin/nvcc"):
+            for name, each in lab.LABS.items():
+                counts = [{"name": rung, "type": "f32", "bytes": 1, "predicted_flops_per_byte": 1.0}
+                          for rung in lab.rungs(name)]
+                times = {} if each.on_card else lab.timed(name)  # a card that nobody has to ask
+                said = "\n".join(lab.show(name, tuple(each.size.values()), counts, times))
+                needs = re.findall(r": (?:this needs|these need) (.+)", said)
+                self.assertEqual(needs, ["a card, and nvcc beside it"] if each.on_card else
+                                 ["Nsight Compute on a card"] if each.profiled else [], name)
+                self.assertEqual("not measured" in said, bool(needs), name)
 
     def test_stalls_have_the_profilers_line_of_what_warps_wait_for(self):
         counts = [{"name": name, "type": "f32"} for name in lab.rungs("ch09.stalls")]

@@ -17,7 +17,7 @@ from ch02_data_parallel.figures import draw_collectives, draw_zero  # noqa: E402
 from ch03_tensor_sequence.figures import draw_tensor_2d  # noqa: E402
 from ch04_context.figures import draw_heads, draw_masks, draw_ring  # noqa: E402
 from ch07_5d.figures import draw_layer  # noqa: E402
-from ch09_gpu_kernels.figures import draw_attention  # noqa: E402
+from ch09_gpu_kernels.figures import draw_attention, draw_gpu  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.book import showcase  # noqa: E402
@@ -270,6 +270,25 @@ class Truth(unittest.TestCase):
             at = (f"{100 * step * draw_attention.STEP / period:.2f}", "1")
             bright = {name for name, frames in rules.items() if at in re.findall(r"([\d.]+)% { opacity: ([\d.]+); }", frames)}
             self.assertEqual(bright, {f"tile{step}", f"row{step}", f"now{step}"})
+
+    def test_a_chain_of_operations_moves_what_its_lab_counts(self):
+        fusion = json.loads((ROOT / "ch09_gpu_kernels/figures/labs.json").read_text())["ch09.fusion"]
+        counted = {rung["name"]: rung["bytes"] / fusion["size"][0] for rung in fusion["rungs"]}
+        self.assertEqual(sum(sum(draw_gpu.moved(each)) for each in draw_gpu.CHAIN), counted["op_by_op"])
+        drawn = [node.text for node in ElementTree.fromstring(draw_gpu.round_trips()).iter() if node.tag.endswith("}text")]
+        self.assertEqual([f"{each:.0f} bytes an element" for each in counted.values()],
+                         [text for text in drawn if text.endswith("bytes an element")])
+
+    def test_a_gpu_is_drawn_with_all_its_multiprocessors_and_what_feeds_one(self):
+        root = ElementTree.fromstring(draw_gpu.gpu())
+        small = [node for node in root.iter() if node.get("height") == "13"]
+        self.assertEqual(len(small), 132)
+        drawn = [node.text for node in root.iter() if node.tag.endswith("}text")]
+        for text in ("64 KiB", "256 KiB, 228 for shared", "up to 64 warps of 32 threads", "3,350 GB/s"):
+            self.assertIn(text, drawn)
+        fed = draw_gpu.bytes_a_cycle()
+        # FMAs of 128 cores; 32 banks; a 132nd of 3.35 TB/s, at the 1.98 GHz that make 67 TFLOP/s of them.
+        self.assertEqual((fed["registers"], fed["shared memory"], round(fed["device memory"], 1)), (1536, 128, 12.8))
 
     def test_an_exchange_of_heads_moves_every_head_of_every_token_once(self):
         ranks = range(draw_masks.RANKS)

@@ -205,7 +205,8 @@ def show(name, size, records, times):
     found = [f"{name}: {lab.title.format(**dict(zip(lab.size, size)))}, on the emulated GPU",
              *table(records, rungs(name), missing), *lab.notes]
     if missing:
-        found.append(f"{', '.join(missing)}: {'this needs' if len(missing) == 1 else 'these need'} a card")
+        found.append(f"{', '.join(missing)}: {'this needs' if len(missing) == 1 else 'these need'} "
+                     + ("a card, and nvcc beside it" if lab.on_card else "Nsight Compute on a card"))
     if lab.profiled and not any(length % on_card.UNIT for length in size):
         found.append(f"beside a profiler: {on_card.profile_command(dict(zip(lab.size, size)), lab.profiled)}")
     for command, of_card in times.items():

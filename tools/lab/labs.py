@@ -88,7 +88,9 @@ LABS = {
         "Two samples, two heads that share keys, pieces of {P} positions, {D} channels wide",
         ("flops predicted: of tiles in which some query sees a key, asked pair by pair",
          "bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
-         "predicted is the most"), most=1 << 14, takes={"D": (64, 128)}),
+         "predicted is the most",
+         "no time: under a causal mask ./book lab ch09.attention takes it where there is a card"),
+        (), most=1 << 14, takes={"D": (64, 128)}),
     "ch09.decoding": Lab(
         "ch09_gpu_kernels/kernels/attention", "lab_attention", ("decoding",), {"K": 1024, "D": 64},
         "one query and its cache: keys whole, and split over blocks",

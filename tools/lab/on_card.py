@@ -9,12 +9,18 @@ from tools.run import build, gpu
 
 PROGRAM = "ladder_bench"
 KERNELS = "^kernel$"  # what all rungs of the product call theirs, and no library does
+ACCESSES = {  # what the lab counts; and last, the bytes that caches leave for the memory
+    "loads": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "stores": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "cp.async": "sm__sass_l1tex_m_xbar2l1tex_read_bytes_mem_global_op_ldgsts_cache_bypass.sum",
+    "boxes in": "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum",
+    "boxes out": "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_st.sum",
+    "sectors/load": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "memory, read": "dram__bytes_read.sum",
+    "memory, written": "dram__bytes_write.sum"}
 METRICS = {
-    # Bytes that caches leave for the memory; then what the lab counts: sectors, sectors/load, bank conflicts.
-    "accesses": ("dram__bytes_read.sum", "dram__bytes_write.sum",
-                 "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-                 "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
-                 "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"),
+    "accesses": tuple(ACCESSES.values()),
     # Warps that wait for this, at each instruction that is issued.
     "stalls": tuple(f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio"
                     for why in ("mio_throttle", "long_scoreboard", "barrier"))}
