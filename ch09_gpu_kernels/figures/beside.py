@@ -42,7 +42,7 @@ def counters_table(record):
                      cell(rung["bank_conflicts"]), NOT_MEASURED])
     m, n, k = record["size"]
     return markdown(f"c [{m}, {n}] = a [{m}, {k}] b, each rung launched once.",
-                    ["rung", "it asks by", "bytes, emulator", "bytes, profiler", "sectors/load, emulator",
+                    ["rung", "copies by", "bytes, emulator", "bytes, profiler", "sectors/load, emulator",
                      "sectors/load, profiler", "conflicts, emulator", "conflicts, profiler"], rows)
 
 

@@ -173,6 +173,18 @@ class Page(unittest.TestCase):
         named = set(re.findall(r"`(\w+__[\w.]+)`", found["metrics.md"]))
         self.assertEqual(named, {*on_card.METRICS["accesses"], *on_card.METRICS["stalls"]})
 
+    # {kind: how many the book has} in this project's numbers: of chapter 9 and of the first appendix.
+    NUMBERS = {"T9": 12, "L9": 9, "F9": 2, "Fig9": 20, "Tab9": 2, "Q9": 14, "TA1": 4, "LA1": 5, "FigA1": 3, "QA1": 2}
+
+    def test_the_map_of_the_book_has_each_of_its_numbers_once(self):
+        page = (self.FOLDER.parent / "README.md").read_text(encoding="utf-8")
+        rows = re.findall(r"^\| ([^|]+) \|", page.partition("## 7. ")[2].partition("## 8. ")[0], re.M)
+        found = []
+        for kind, first, last in re.findall(r"\b([A-Z]\w*)\.(\d+)(?:–\1\.(\d+))?", ", ".join(rows)):
+            found += [f"{kind}.{number}" for number in range(int(first), int(last or first) + 1)]
+        self.assertEqual(sorted(found), sorted(f"{kind}.{number}" for kind, count in self.NUMBERS.items()
+                                               for number in range(1, count + 1)))
+
     def test_what_asks_for_a_rungs_bytes(self):
         by = {rung["name"]: rung for rung in json.loads(self.read(shown.DATA))[LAB]["rungs"]}
         ways = {name: beside.ways(name) for name in by}
