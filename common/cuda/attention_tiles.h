@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/hopper.h"
 #include "cuda/kernels.h"
 #include "cuda/reduce.h"
 

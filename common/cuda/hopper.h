@@ -13,8 +13,8 @@
 
 /// What a GPU does beside and between its threads: copies into shared memory, barriers there,
 /// products of tiles. Each wrapper is one instruction, and this the only file with PTX. Two
-/// compilers read it, as they do launch.h. Rules are those of the PTX ISA, whose sections are
-/// named.
+/// compilers read it, as they do launch.h, and here alone they read different lines. Rules are
+/// those of the PTX ISA, whose sections are named.
 ///
 /// From compute capability 8.0 on: cp_async, ldmatrix, mma, named barriers. From 9.0 on: Barrier,
 /// stmatrix. For sm_90a alone: tma_*, wgmma_*, fewer_registers, more_registers.
@@ -35,7 +35,17 @@ USP_WRAP uint32_t shared_address(const void* p) {
   return USP_PTX(static_cast<uint32_t>(__cvta_generic_to_shared(p)), emulator::shared_address(p));
 }
 
-/// The block's dynamic shared memory, at a multiple of 1024 bytes: where every swizzle begins anew.
+/// The dynamic shared memory of the block, 16-byte aligned. Its size is launch()'s shared_bytes.
+template <class T>
+USP_WRAP T* dynamic_shared() {
+#ifdef __CUDACC__
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  return reinterpret_cast<T*>(shared_memory);
+#else
+  return static_cast<T*>(emulator::dynamic_shared_memory());
+#endif
+}
+/// The same at a multiple of 1024 bytes: where every swizzle begins anew.
 USP_WRAP char* swizzled_shared() {
 #ifdef __CUDACC__
   extern __shared__ __align__(1024) char usp_swizzled[];

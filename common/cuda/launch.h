@@ -76,15 +76,4 @@ __device__ inline int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 /// The number of this thread's warp in its block.
 __device__ inline int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
-/// The dynamic shared memory of the block, 16-byte aligned. Its size is launch()'s shared_bytes.
-template <class T>
-__device__ T* dynamic_shared() {
-#ifdef __CUDACC__
-  extern __shared__ __align__(16) unsigned char shared_memory[];
-  return reinterpret_cast<T*>(shared_memory);
-#else
-  return static_cast<T*>(emulator::dynamic_shared_memory());
-#endif
-}
-
 }  // namespace usp::cuda

@@ -1,6 +1,7 @@
 #include <climits>
 #include <cmath>
 
+#include "cuda/hopper.h"
 #include "cuda/kernels.h"
 #include "cuda/reduce.h"
 

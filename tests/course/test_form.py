@@ -984,6 +984,30 @@ class DocComments(unittest.TestCase):
         self.assertEqual(self.without_subject("/// Bytes of a rank, and those\n/// Of another.\nint a;\n"), [])
 
 
+class TwoCompilers(unittest.TestCase):
+    """nvcc and the C++ compiler of the emulated device read the same lines of a kernel. One header has what is for one of
+    them alone, instructions in PTX among this: elsewhere a test on the emulator would not run what a GPU runs."""
+
+    HEADER = "common/cuda/hopper.h"
+    APART = re.compile(r'\b__(?:CUDACC|NVCC)__\b|\b(?:asm|__asm__)\b[\s\w]*\(\s*"(?!")')  # "": a fence of the compiler
+
+    def apart(self, text):
+        """Numbers of the lines that only one of the compilers reads."""
+        return [text.count("\n", 0, found.start()) + 1 for found in self.APART.finditer(text)]
+
+    def test_they_part_in_one_header_alone(self):
+        found = {path.relative_to(ROOT).as_posix(): self.apart(path.read_text(encoding="utf-8")) for path in cpp_sources()}
+        self.assertGreater(len(found.pop(self.HEADER)), 10)
+        self.assertEqual([f"{name}:{line}" for name, lines in found.items() for line in lines], [],
+                         f"PTX, or lines for nvcc alone, outside {self.HEADER}; make it a wrapper there")
+
+    def test_lines_for_one_of_them_are_seen(self):
+        for text, lines in (('int a;\n#ifdef __CUDACC__\n#endif\n#if !defined(__NVCC__)', [2, 4]),
+                            ('int a;\nasm("bar.sync 0;");', [2]), ('asm volatile (\n "bar.sync 0;");', [1]),
+                            ('__asm__ __volatile__("bar.sync 0;");', [1]), ('asm volatile("" ::: "memory");', [])):
+            self.assertEqual(self.apart(text), lines, text)
+
+
 def comment_text(line):
     """What a line of C++ has as a comment, without the marks that begin it."""
     found = re.search(r"(?:^|\s)//+<?(.*)", line)

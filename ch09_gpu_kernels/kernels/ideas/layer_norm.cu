@@ -1,3 +1,4 @@
+#include "cuda/hopper.h"
 #include "cuda/reduce.h"
 #include "kernels.h"
 
