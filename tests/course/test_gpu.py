@@ -265,6 +265,18 @@ class Parts(FakeCheck):
             for number in numbers:
                 self.assertIn(word, rows[number - 1][3])
 
+    def test_a_bench_does_without_the_fences_that_its_rungs_have(self):
+        self.assertRegex((ROOT / "common/cuda/hopper.h").read_text(),
+                         r'#ifndef USP_WITHOUT_PROXY_FENCE\n[^#]*"fence\.proxy\.async[^#]*\n#endif\n}')
+        kernels = ROOT / "ch09_gpu_kernels/kernels"
+        calls = sorted(path.relative_to(kernels).with_suffix("").as_posix() for path in kernels.rglob("*")
+                       if path.is_file() and "fence_proxy_async(" in path.read_text())
+        built = (ROOT / "tests/lab/compiled/CMakeLists.txt").read_text()
+        self.assertEqual(re.search(r"set\(fenced (.+)\)", built)[1].split(), calls, "these rungs have a fence")
+        page = (ROOT / "docs/gpu_first_contact.md").read_text()
+        for rung in calls:
+            self.assertRegex(page, rf"bin/ladder_bench_unfenced .*--rung {Path(rung).name} --seconds 0; done")
+
     def test_the_step_of_a_billion_that_chapter_9_expects_is_the_accountants_and_the_predictions(self):
         model = next(each for each in json.loads((ROOT / "ch09_gpu_kernels/figures/estimates.json").read_text())["models"]
                      if (each["model"], each["recompute"], each["kernels"]) == ("1B", "none", "reference"))
