@@ -4,7 +4,7 @@
 
 #include "comm/communicator.h"
 #include "proof/shrink.h"
-#include "types/checker.h"
+#include "types/mutation.h"
 
 namespace usp {
 

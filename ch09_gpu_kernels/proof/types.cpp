@@ -140,7 +140,6 @@ types::Setting setting_of(const TrainConfig& config, const TypedRank& of) {
   setting.mesh = config.mesh();
   setting.factors = factors_of(config);
   setting.rank = rank_at(setting.mesh, setting.factors, of);
-  setting.mutation = of.mutation;
   for (size_t f = 0; f < setting.factors.size(); ++f) {
     const MeshAxis axis = setting.factors[f].axis;
     const bool is_pp = axis == MeshAxis::pp, is_tp = axis == MeshAxis::tp;
@@ -182,7 +181,7 @@ TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& h
   result.ranks = 1;
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
-  types::Checker checker(setting);
+  types::MutatedChecker checker(setting, of.mutation);
   if (of.listener) {
     checker.on_typed([&](const types::TypedOp& op) { of.listener(checker, op); });
     if (of.keeps_history) checker.keep_history();

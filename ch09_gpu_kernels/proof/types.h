@@ -4,7 +4,7 @@
 #include <string>
 
 #include "train_step.h"
-#include "types/checker.h"
+#include "types/mutation.h"
 
 namespace usp {
 

@@ -7,69 +7,59 @@
 
 namespace usp::types {
 
+using enum Kind;
+
 bool is_inside(const Tensor& part, const Tensor& whole) {
   const auto* at = static_cast<const char*>(part.address());
   const auto* begin = static_cast<const char*>(whole.address());
   return at >= begin && at < begin + whole.bytes();
 }
 
-Checker::Checker(Setting setting) : setting_(std::move(setting)) {
-  for (std::vector<Phase>& phases : phases_) phases.emplace_back();
-  for (const Factor& factor : setting_.factors) {
-    is_first_.push_back(factor.place(setting_.mesh, setting_.rank) == 0);
-  }
-}
-
-void Checker::declare(ParameterList& parameters, const std::map<std::string, Declared>& types) {
-  parameters_ = &parameters;
+void Checker::declare(const ParameterList& parameters,
+                      const std::map<std::string, Declared>& types) {
+  parameters_.clear();
   versions_.clear();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    parameters_.push_back(&parameters[i]);
+    versions_.push_back(parameters[i].version);
+    declared_.emplace(&parameters[i], types.at(parameters[i].name));
+  }
   all_have_stage_copies_ = setting_.mesh.pp > 1;
   const auto is_sharded = [&](const Parameter& parameter) {  // with others of its group
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const Parameter& other = parameters[i];
-      if (other.grad_groups.front() != parameter.grad_groups.front()) continue;
-      if (other.shard.numel() != other.local_shape().numel()) return true;
-    }
-    return false;
+    return std::ranges::any_of(parameters_, [&](const Parameter* other) {
+      return other->grad_groups.front() == parameter.grad_groups.front() &&
+             other->shard.numel() != other->local_shape().numel();
+    });
   };
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    Parameter& parameter = parameters[i];
-    const Declared& declared = types.at(parameter.name);
-    declared_.emplace(&parameter, declared);
-    versions_.push_back(parameter.version);
+  for (const Parameter* parameter : parameters_) {
+    const Type& declared = declared_.at(parameter).type;
     const int pp = count() - 1;
-    const bool has_copies = pp >= 0 && is_pp(pp) && declared.type[pp] == Kind::replicated;
+    const bool has_copies = pp >= 0 && is_pp(pp) && declared[pp] == replicated;
     has_stage_copies_ = has_stage_copies_ || has_copies;
     all_have_stage_copies_ = all_have_stage_copies_ && has_copies;
-    for (const Tensor& tensor : {parameter.value, parameter.shard.value, parameter.shard.master}) {
-      // Of shards of weights, the groups say later who has which.
-      const bool is_here = parameter.value.defined() || !is_sharded(parameter);
-      const Type type = is_here ? declared.type : all_of(Kind::zero);
-      write(tensor, kWhole, type, "the initial values", &parameter);
+    // Of shards of weights, the groups say later who has which.
+    const bool is_here = parameter->value.defined() || !is_sharded(*parameter);
+    for (const Tensor& of : {parameter->value, parameter->shard.value, parameter->shard.master}) {
+      write(of, kWhole, is_here ? declared : all_of(zero), "the initial values", parameter);
     }
   }
 }
 
 bool Checker::is_first(int factor, const Parameter* parameter) const {
   if (is_pp(factor) && parameter != nullptr) return declared_.at(parameter).is_first_holder;
-  return is_first_[factor];
-}
-
-std::string Checker::where() const {
-  std::string text;
-  if (!phase().pass.empty()) text += " in " + phase().pass;
-  if (phase().micro_batch >= 0) text += fmt::format(" of micro-batch {}", phase().micro_batch);
-  if (is_in("evaluate")) text += " of an evaluation";
-  if (is_decoding_) text += " while decoding";
-  const int block = Runtime::current().block();
-  if (block >= 0) text += fmt::format("{}block {}", text.empty() ? " in " : ", ", block);
-  return text;
+  return setting_.factors[factor].place(setting_.mesh, setting_.rank) == 0;
 }
 
 void Checker::refuse(std::string_view operation, int factor, const std::string& what) const {
-  std::string along;
-  if (factor >= 0) along = fmt::format(", over {}", setting_.factors[factor].name());
-  throw TypeError(fmt::format("{}{}{}: {}", operation, where(), along, what));
+  std::string where;
+  if (!phase().pass.empty()) where += " in " + phase().pass;
+  if (phase().micro_batch >= 0) where += fmt::format(" of micro-batch {}", phase().micro_batch);
+  if (is_in("evaluate")) where += " of an evaluation";
+  if (is_decoding_) where += " while decoding";
+  const int block = Runtime::current().block();
+  if (block >= 0) where += fmt::format("{}block {}", where.empty() ? " in " : ", ", block);
+  if (factor >= 0) where += fmt::format(", over {}", setting_.factors[factor].name());
+  throw TypeError(fmt::format("{}{}: {}", operation, where, what));
 }
 
 std::string Checker::told(const Region& x, int f) {
@@ -79,33 +69,33 @@ std::string Checker::told(const Region& x, int f) {
   return text + ")";
 }
 
-void Checker::check_arrived(std::string_view operation, std::string_view verb,
-                            const Region& region) const {
-  if (region.arriving == 0) return;
-  refuse(operation, -1,
-         fmt::format("{} what {} has not brought yet: a wait is missing", verb, region.origin));
-}
-
-void Checker::check_there(std::string_view operation, std::string_view verb, const Tensor& x,
-                          const std::vector<Region>& all) {
-  for (const Region& region : all) {
-    for (int f = 0; f < count(); ++f) {
-      if (region.type[f] != Kind::unwritten) continue;
-      refuse(operation, f,
-             fmt::format("{} {}, which is not there: written by {}", verb,
-                         region.parameter ? region.parameter->name : "a tensor",
-                         region.origin.empty() ? "nothing" : region.origin));
-    }
+void Checker::need(std::string_view operation, const char* what, const Region& x,
+                   bool (*fits)(Kind)) const {
+  for (int f = 0; f < count(); ++f) {
+    if (!fits(x.type[f])) refuse(operation, f, fmt::format("{} {}", what, told(x, f)));
   }
-  check_covered(operation, verb, x, kWhole, all);
 }
 
-void Checker::check_covered(std::string_view operation, std::string_view verb, const Tensor& x,
-                            Part part, const std::vector<Region>& all) {
-  const Part asked = part.within({0, regions_.width(x)});
-  int64_t missing = asked.end - asked.begin;
-  for (const Region& region : all) missing -= region.end - region.begin;
-  if (missing > 0) refuse(operation, -1, fmt::format("{} what nothing has written", verb));
+void Checker::check_written(std::string_view operation, const char* verb, const Region& x) const {
+  if (!x.is_written() && x.type == all_of(unwritten)) {
+    refuse(operation, -1, fmt::format("{} what nothing has written", verb));
+  }
+  need(operation, verb, x, [](Kind kind) { return kind != unwritten; });
+}
+
+std::vector<Region> Checker::taken(std::string_view operation, const char* verb, const Tensor& x,
+                                   std::vector<Region> all) {
+  for (Region& region : all) {
+    if (x.dtype() == DType::i32 && !region.is_written()) region.type = all_of(unknown);
+    if (region.arriving > 0) {
+      refuse(operation, -1,
+             fmt::format("{} what {} has not brought yet: a wait is missing", verb, region.origin));
+    }
+    check_written(operation, verb, region);
+    log_.note_read(region);
+  }
+  if (std::ranges::any_of(all, &Region::is_unread_gradient)) set_unread(x, kWhole, false);
+  return all;
 }
 
 void Checker::check_read(std::string_view operation, const std::vector<Region>& all) const {
@@ -113,6 +103,17 @@ void Checker::check_read(std::string_view operation, const std::vector<Region>& 
   if (lost == all.end()) return;
   refuse(operation, -1,
          fmt::format("writes over a gradient that nothing has read, from {}", lost->origin));
+}
+
+void Checker::check_declared(std::string_view operation, const Parameter& parameter,
+                             const Region& region) const {
+  const Type& declared = declared_.at(&parameter).type;
+  for (int f = 0; f < count(); ++f) {
+    if (region.type[f] == declared[f] || region.type[f] == zero) continue;
+    refuse(operation, f,
+           fmt::format("{} was {}, and is left {} (by {})", parameter.name, words(declared[f]),
+                       words(region.type[f]), region.origin));
+  }
 }
 
 void Checker::write(const Tensor& tensor, Part part, const Type& type, std::string_view origin,
@@ -127,7 +128,7 @@ void Checker::write(const Tensor& tensor, Part part, const Type& type, std::stri
     region.type = type;
     region.origin = origin;
     region.block = block;
-    region.link = link_;
+    region.link = log_.link();
     region.is_gathered = false;
     if (parameter != nullptr) region.parameter = parameter;
   });
@@ -137,31 +138,32 @@ std::vector<Region> Checker::as_read(const Tensor& tensor) {
   std::vector<Region> all = regions_.of(tensor);
   for (Region& region : all) {
     for (int f = 0; region.is_gathered && f < count(); ++f) {
-      const bool is_part = setting_.factors[f].axis == MeshAxis::cp && region.type[f] == Kind::rows;
-      if (is_part) region.type[f] = Kind::replicated;
+      const bool is_part = axis(f) == MeshAxis::cp && region.type[f] == rows;
+      if (is_part) region.type[f] = replicated;
     }
   }
   return all;
 }
 
-void Checker::copy(const Tensor& to, const Tensor& from) {
-  if (from.numel() == 0) return;
-  std::vector<Region> all = as_read(from);
-  if (all.empty()) return;  // integers that the host makes
-  if (is_in("own positions"))
-    std::ranges::for_each(all, [&](Region& r) { r.type = own_part_of(r.type); });
-  const int64_t width = regions_.width(from), rows = from.numel() / std::max<int64_t>(1, width);
-  if (all.size() > 1 && rows > 1) regions_.divide_into_columns(to, width);
-  if (regions_.width(to) == width) {
-    for (const Region& region : all) {
-      write(to, region, region.type, "copy", region.parameter);
+void Checker::copy(const Tensor& to, const Tensor& from, std::vector<Region> all) {
+  if (all.empty()) return;
+  const bool takes_own_part = is_in("own positions");  // of what all ranks of cp have
+  for (Region& region : all) {
+    for (int f = 0; takes_own_part && f < count(); ++f) {
+      Kind& kind = region.type[f];
+      if (axis(f) != MeshAxis::cp || is_neutral(kind)) continue;
+      if (kind != replicated) refuse("copy", f, "takes a rank's own part of " + told(region, f));
+      kind = rows;
     }
-    return;
   }
-  write(to, kWhole, as_one("copy", all).type, "copy");
+  const int64_t width = regions_.width(from);
+  if (all.size() > 1 && from.numel() > width) regions_.divide_into_columns(to, width);
+  if (regions_.width(to) != width) return write(to, kWhole, as_one("copy", all).type, "copy");
+  for (const Region& region : all) write(to, region, region.type, "copy", region.parameter);
 }
 
 Region Checker::as_one(std::string_view operation, const std::vector<Region>& all) const {
+  if (all.empty()) return {};
   Region one = all.front();
   for (const Region& part : all) {
     for (int f = 0; f < count(); ++f) {
@@ -178,17 +180,6 @@ Region Checker::as_one(std::string_view operation, const std::vector<Region>& al
   return one;
 }
 
-Type Checker::own_part_of(Type type) const {
-  for (int f = 0; f < count(); ++f) {
-    if (setting_.factors[f].axis != MeshAxis::cp || is_neutral(type[f])) continue;
-    if (type[f] != Kind::replicated) {
-      refuse("copy", f, fmt::format("takes a rank's own part of what is {}", words(type[f])));
-    }
-    type[f] = Kind::rows;
-  }
-  return type;
-}
-
 void Checker::set_under_way(const UnderWay& message, int change) {
   const auto add = [&](const Tensor& tensor, int16_t Region::*counter, int by) {
     regions_.change(tensor, kWhole, [&](Region& r) { r.*counter = int16_t(r.*counter + by); });
@@ -198,33 +189,28 @@ void Checker::set_under_way(const UnderWay& message, int change) {
   if (message.keeps_input) add(message.input, &Region::arriving, -change);
 }
 
-void Checker::note_read(const Tensor& tensor, const std::vector<Region>& all) {
-  if (std::ranges::none_of(all, &Region::is_unread_gradient)) return;
-  regions_.change(tensor, kWhole, [](Region& region) { region.is_unread_gradient = false; });
-}
-
-void Checker::add_to_link(const Region& read) {
-  if (link_ >= 0) history_[link_].of.push_back(read);
+void Checker::set_unread(const Tensor& tensor, Part part, bool is_unread) {
+  regions_.change(tensor, part, [=](Region& r) { r.is_unread_gradient = is_unread; });
 }
 
 std::vector<Checker::OfParameter> Checker::parameters_in(const Tensor& tensor,
                                                          Tensor Parameter::*member) const {
   std::vector<OfParameter> found;
-  if (!tensor.defined() || tensor.numel() == 0 || parameters_ == nullptr) return found;
-  for (size_t i = 0; i < parameters_->size(); ++i) {
-    const Tensor& part = (*parameters_)[i].*member;
+  if (!tensor.defined() || tensor.numel() == 0) return found;
+  for (const Parameter* parameter : parameters_) {
+    const Tensor& part = parameter->*member;
     if (!part.defined() || part.numel() == 0 || !is_inside(part, tensor)) continue;
     const int64_t begin =
         (static_cast<const char*>(part.address()) - static_cast<const char*>(tensor.address())) /
         bytes_of(tensor.dtype());
-    found.push_back({{begin, begin + part.numel()}, &(*parameters_)[i]});
+    found.push_back({{begin, begin + part.numel()}, parameter});
   }
   return found;
 }
 
 void Checker::own_stage_enters(const Tensor& gradient) {
-  const auto has_name = [](const Region& region) { return region.parameter != nullptr; };
-  if (!std::ranges::all_of(regions_.of(gradient), has_name)) {
+  const std::vector<Region> all = regions_.of(gradient);
+  if (std::ranges::count(all, nullptr, &Region::parameter) > 0) {
     for (const OfParameter& part : parameters_in(gradient, &Parameter::grad)) {
       regions_.change(gradient, part, [&](Region& r) { r.parameter = part.parameter; });
     }
@@ -232,38 +218,36 @@ void Checker::own_stage_enters(const Tensor& gradient) {
   if (!has_stage_copies_) return;
   const int pp = count() - 1;
   regions_.change(gradient, kWhole, [&](Region& region) {
-    if (region.parameter == nullptr || region.type[pp] != Kind::layers) return;
-    if (declared_.at(region.parameter).type[pp] != Kind::replicated) return;
-    region.type[pp] = Kind::partial;
+    if (region.parameter == nullptr || region.type[pp] != layers) return;
+    if (declared_.at(region.parameter).type[pp] != replicated) return;
+    region.type[pp] = partial;
   });
 }
 
 void Checker::check_norm() {
-  for (size_t i = 0; i < parameters_->size(); ++i) {
-    const Parameter& parameter = (*parameters_)[i];
-    const std::vector<Region> all = regions_.of(parameter.shard.grad);
-    if (all.empty() || in_norm_.contains(parameter.shard.grad.address())) continue;
-    const Type& type = all.front().type;
-    bool is_first_with_it = !without_rows_.contains(&parameter);
+  for (const Parameter* parameter : parameters_) {
+    const Tensor& grad = parameter->shard.grad;
+    const std::vector<Region> all = regions_.of(grad);
+    if (all.empty() || !all.front().is_written() || in_norm_.contains(grad.address())) continue;
+    bool is_first_with_it = !without_rows_.contains(parameter);
     for (int f = 0; f < count(); ++f) {
-      const bool is_copy = type[f] == Kind::replicated && !is_first(f, &parameter);
-      is_first_with_it = is_first_with_it && !is_copy && !is_neutral(type[f]);
+      const Kind kind = all.front().type[f];
+      const bool is_copy = kind == replicated && !is_first(f, parameter);
+      is_first_with_it = is_first_with_it && !is_copy && !is_neutral(kind);
     }
     if (!is_first_with_it) continue;
     refuse(
         "the gradient norm", -1,
-        fmt::format("leaves out {}, which is here and on no rank that enters it", parameter.name));
+        fmt::format("leaves out {}, which is here and on no rank that enters it", parameter->name));
   }
   in_norm_.clear();
 }
 
 void Checker::note_updates() {
-  if (!is_updating_) return;
-  is_updating_ = false;
-  for (size_t i = 0; i < parameters_->size(); ++i) {
-    const Parameter& parameter = (*parameters_)[i];
-    if (std::exchange(versions_[i], parameter.version) == parameter.version) continue;
-    set_out_of_date(parameter, "an update on other ranks");
+  if (!std::exchange(is_updating_, false)) return;
+  for (const Parameter* parameter : parameters_) {
+    const int64_t before = std::exchange(versions_[parameter->index], parameter->version);
+    if (before != parameter->version) set_out_of_date(*parameter, "an update on other ranks");
   }
 }
 
@@ -271,7 +255,7 @@ void Checker::set_out_of_date(const Parameter& parameter, std::string_view origi
   const Tensor& value = parameter.value;
   if (!value.defined() || parameter.shard.numel() == value.numel()) return;
   const auto out_of_date = [&](Region& region) {
-    region.type = all_of(Kind::unwritten);
+    region.type = all_of(unwritten);
     region.origin = origin;
   };
   regions_.change(value, {0, parameter.shard.begin}, out_of_date);
@@ -281,34 +265,26 @@ void Checker::set_out_of_date(const Parameter& parameter, std::string_view origi
 void Checker::begin_decoding() {
   is_decoding_ = true;
   for (int f = 0; f < count(); ++f) {
-    if (!is_pp(f)) setting_.batch[f] = setting_.boundary[f] = Kind::replicated;
+    if (!is_pp(f)) setting_.batch[f] = setting_.boundary[f] = replicated;
   }
 }
 
 void Checker::save(const TrainState& state) {
   constexpr const char* kBy = "the checkpoint";
   each_stored(state, [&](const Parameter& parameter, const std::string& name, const Tensor& part) {
-    const bool is_declared = declared_.contains(&parameter);
-    for (const Region& region : regions_.of(part)) {
-      check_arrived(kBy, "takes", region);
+    const Parameter* declared = declared_.contains(&parameter) ? &parameter : nullptr;
+    for (const Region& region : taken(kBy, "takes", part, regions_.of(part))) {
+      need(kBy, "takes", region, [](Kind kind) { return kind != partial; });
       bool is_copy = false;
       for (int f = 0; f < count(); ++f) {
-        const Kind kind = region.type[f];
-        if (kind == Kind::partial || kind == Kind::unwritten) {
-          refuse(kBy, f, fmt::format("takes {}: {}", name, words(kind)));
-        }
-        const bool is_others = !is_first(f, is_declared ? &parameter : nullptr);
-        is_copy = is_copy || (kind == Kind::replicated && is_others);
+        is_copy = is_copy || (region.type[f] == replicated && !is_first(f, declared));
       }
       in_file_[name] = region.type;
-      if (!is_of_optimizer(parameter, part)) continue;
-      if (is_stored(parameter) && is_copy) {
-        refuse(kBy, -1, fmt::format("has {} from this rank and from others", name));
-      }
-      if (!is_stored(parameter) && !is_copy) {
-        refuse(kBy, -1,
-               fmt::format("leaves out {}, which is here and on no rank that writes it", name));
-      }
+      if (!is_of_optimizer(parameter, part) || is_stored(parameter) != is_copy) continue;
+      refuse(kBy, -1,
+             is_copy
+                 ? fmt::format("has {} from this rank and from others", name)
+                 : fmt::format("leaves out {}, which is here and on no rank that writes it", name));
     }
   });
 }
@@ -333,32 +309,20 @@ void Checker::load(const TrainState& state) {
 }
 
 bool Checker::host_reads(const Tensor& tensor) {
-  const Type type = type_for_host(*this, tensor);
-  for (int f = 0; f < count(); ++f) {
-    // What belongs to a stage's layers, the host of each stage reads.
-    const bool fits = type[f] == Kind::replicated || type[f] == Kind::layers;
-    if (fits || is_neutral(type[f])) continue;
-    refuse("the host", f, fmt::format("reads what is {}", words(type[f])));
-  }
+  // What belongs to a stage's layers, the host of each stage reads.
+  need("the host", "reads", read("the host", tensor),
+       [](Kind kind) { return kind == replicated || kind == layers || is_neutral(kind); });
   return true;
 }
 
 void Checker::end_step() {
   note_updates();
-  for (size_t i = 0; i < parameters_->size(); ++i) {
-    const Parameter& parameter = (*parameters_)[i];
-    const Type& declared = declared_.at(&parameter).type;
-    for (const Region& region : regions_.of(parameter.value)) {
-      for (int f = 0; f < count(); ++f) {
-        if (region.type[f] == declared[f]) continue;
-        refuse("the end of the step", f,
-               fmt::format("{} was {}, and is left {} (by {})", parameter.name, words(declared[f]),
-                           words(region.type[f]), region.origin));
-      }
+  for (const Parameter* parameter : parameters_) {
+    for (const Region& region : regions_.of(parameter->value)) {
+      check_declared("the end of the step", *parameter, region);
     }
   }
-  const auto lost = regions_.find([](const Region& r) { return r.is_unread_gradient; });
-  if (lost) {
+  if (const auto lost = regions_.unread_gradient()) {
     refuse("the end of the step", -1,
            fmt::format("nothing has read the gradient{} that {} left in block {}",
                        lost->parameter ? " of " + lost->parameter->name : "", lost->origin,
@@ -376,84 +340,27 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
                  bool flag) {
   note_updates();
   ++ops_;
-  TypedOp typed = begin(name, operands);
+  TypedOp typed = log_.begin(name, phase().pass, phase().micro_batch, operands);
   apply_rule(*this, name, operands, flag);
-  if (listener_) note_parameter(typed, *operands.front());  // a gradient has its name now
-  end(std::move(typed), *operands.front());
-}
-
-TypedOp Checker::begin(std::string_view name, std::span<const Tensor* const> operands) {
-  TypedOp typed;
-  if (!listener_) return typed;
-  typed.name = name;
-  typed.phase = phase().pass;
-  typed.block = Runtime::current().block();
-  typed.micro_batch = phase().micro_batch;
-  for (const Tensor* operand : operands) {
-    const std::vector<Region> all = regions_.of(*operand);
-    if (all.empty()) continue;
-    typed.operands.push_back(all.front().type);
-    note_parameter(typed, *operand);
-  }
-  if (!keeps_history_) return typed;
-  link_ = std::ssize(history_);
-  history_.push_back({typed, {}});
-  return typed;
-}
-
-void Checker::note_parameter(TypedOp& typed, const Tensor& x) {
-  const std::vector<Region> all = regions_.of(x);
-  if (all.empty() || all.front().parameter == nullptr) return;
-  typed.parameter = all.front().parameter->name;
-  typed.taken = x.shape();
-}
-
-void Checker::end(TypedOp typed, const Tensor& made) {
-  link_ = -1;
-  if (!listener_) return;
-  for (const Region& region : regions_.of(made)) {
-    if (!typed.result) typed.result = region.type;
-    typed.is_mixed = typed.is_mixed || region.type != *typed.result;
-  }
-  if (typed.result) typed.shape = made.shape();
-  listener_(typed);
-}
-
-bool Checker::is_zero(const Tensor& tensor) {
-  const std::vector<Region> regions = regions_.of(tensor);
-  return std::ranges::all_of(regions, [&](const Region& region) {
-    return std::all_of(region.type.begin(), region.type.begin() + count(),
-                       [](Kind kind) { return kind == Kind::zero; });
-  });
+  log_.note_parameter(typed, *operands.front());  // a gradient has its name now
+  log_.end(std::move(typed), *operands.front());
 }
 
 int64_t Checker::post(const Posted& operation) {
   note_updates();
-  const int64_t number = messages_++;
-  const Mutation& mutation = setting_.mutation;
-  const bool is_mutated = mutation.what != Mutation::What::none && number == mutation.message;
+  ++messages_;
+  const Tensor &input = *operation.input, &output = *operation.output;
   const std::string_view origin =
-      lasting(fmt::format("{} over {}", name(operation.kind), operation.group));
-  if (is_mutated) {
-    mutated_ = origin;
-    const Tensor& any = operation.input->defined() ? *operation.input : *operation.output;
-    mutated_untyped_ = any.defined() && (any.dtype() == DType::i32 ||
-                                         (operation.kind == CommKind::all_reduce && is_zero(any)));
-  }
-  UnderWay& message = under_way_.emplace_back();
-  const int64_t posted = std::ssize(under_way_) - 1;
-  if (is_mutated && mutation.what == Mutation::What::left_out) return posted;
-  TypedOp typed = begin(origin, {&operation.input, 1});
+      *origins_.insert(fmt::format("{} over {}", name(operation.kind), operation.group)).first;
+  TypedOp typed = log_.begin(origin, phase().pass, phase().micro_batch, {&operation.input, 1});
   typed.peer = operation.peer;
-  if (operation.input->defined()) typed.taken = operation.input->shape();
-  const int times = is_mutated && mutation.what == Mutation::What::twice ? 2 : 1;
-  for (int i = 0; i < times; ++i) apply_message_rule(*this, operation, origin);
-  const bool gathers = operation.kind == CommKind::all_gather;
-  message = {*operation.input, *operation.output,
-             gathers && is_inside(*operation.input, *operation.output)};
-  set_under_way(message, +1);
-  end(std::move(typed), *operation.output);
-  return posted;
+  if (input.defined()) typed.taken = input.shape();
+  apply_message_rule(*this, operation, origin);
+  const bool keeps_input = operation.kind == CommKind::all_gather && is_inside(input, output);
+  under_way_.push_back({input, output, keeps_input});
+  set_under_way(under_way_.back(), +1);
+  log_.end(std::move(typed), output);
+  return std::ssize(under_way_) - 1;
 }
 
 void Checker::wait(int64_t posted) { set_under_way(std::exchange(under_way_[posted], {}), -1); }
@@ -473,20 +380,18 @@ void Checker::end_phase() {
 void Checker::made(const Tensor& tensor, Source source, std::string_view name, const Tensor* from) {
   if (tensor.numel() == 0) return;
   if (source == Source::copy) {
-    begin("copy", {});
-    for (const Region& region : as_read(*from)) add_to_link(region);
-    copy(tensor, *from);
-    link_ = -1;
-    return;
+    log_.begin("copy", phase().pass, phase().micro_batch, {});
+    copy(tensor, *from, taken("copy", "reads", *from, as_read(*from)));
+    return log_.end();
   }
-  if (source == Source::zeros) return write(tensor, kWhole, all_of(Kind::zero), "zeros");
-  Type type = all_of(tensor.dtype() == DType::i32 ? Kind::unknown : Kind::replicated);
+  if (source == Source::zeros) return write(tensor, kWhole, all_of(zero), "zeros");
+  Type type = all_of(tensor.dtype() == DType::i32 ? unknown : replicated);
   const bool is_batch = name == "tokens" || name == "targets";
   if (is_batch) type = setting_.batch;
   if (is_in("sums over rows")) {
     for (int f = 0; f < count(); ++f) {
       type[f] = term(scores_[f], is_first(f, nullptr));
-      if (is_of_own_layers(f)) type[f] = Kind::layers;  // which are counted apart
+      if (is_of_own_layers(f)) type[f] = layers;  // which are counted apart
     }
   }
   write(tensor, kWhole, type, is_batch ? "the batch" : "values of the host");

@@ -1,6 +1,7 @@
 #include "types/kind.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace usp::types {
 
@@ -59,19 +60,16 @@ Cuts cuts_of(const MeshSizes& mesh, const std::vector<MeshAxis>& fastest_first, 
   Cuts cuts;
   int64_t left = ranks;
   for (MeshAxis axis : fastest_first) {
-    const int64_t size = mesh.size(axis);
-    if (left % size == 0) {
-      left /= size;
-    } else if (size % left == 0) {
-      cuts.emplace_back(axis, left);
-      left = 1;
-    } else {
+    const int64_t size = mesh.size(axis), taken = std::gcd(left, size);
+    if (taken < std::min(left, size)) {
       usage_error(
           "types need groups that take factors of an axis, and a group of {} ranks takes "
           "neither all of the {} ranks of {} nor a factor of them; try sizes of which one "
           "divides the other",
           ranks, size, kMeshAxes[size_t(axis)]);
     }
+    cuts.emplace_back(axis, taken);
+    left /= taken;
   }
   return cuts;
 }

@@ -26,9 +26,13 @@ Columns columns_of(const Tensor& t, int64_t offset) {
   return {{offset, offset + chunk}, 0};
 }
 
+/// A part that nothing has written.
+Region untouched(Part part) { return {part, all_of(Kind::unwritten), ""}; }
+
 /// All regions become one, of rows of `period` columns.
 void collapse(std::vector<Region>& regions, int64_t period) {
-  Region all = regions.front();
+  const auto written = std::ranges::find_if(regions, &Region::is_written);
+  Region all = written == regions.end() ? regions.front() : *written;
   for (const Region& region : regions) {
     for (int f = 0; f < kFactors; ++f) {
       const Kind both = beside(all.type[f], region.type[f]);
@@ -62,7 +66,7 @@ bool is_alike(const Region& a, const Region& b) {
 }  // namespace
 
 void* Regions::place(int64_t bytes) {
-  storages_.push_back({next_, 0, {}});
+  storages_.push_back({next_, {untouched(kWhole)}});
   const uintptr_t begin = next_;
   next_ += (uintptr_t(bytes) + 127) / 64 * 64;  // none begins where another one ends
   return reinterpret_cast<void*>(begin);        // NOLINT: never read from
@@ -90,21 +94,16 @@ int64_t Regions::offset(const Tensor& tensor) {
 Part Regions::locate(const Tensor& tensor) {
   Storage& of = storage(tensor);
   const Columns c = columns_of(tensor, offset(tensor));
-  if (of.regions.empty()) of.period = c.period;
+  if (of.is_new()) of.period = c.period;
   if (c.period == of.period) return c;
   if (c.period == 0 || (of.period > 0 && c.period % of.period == 0)) {
     // Of rows of columns: whole ones, or a part of each.
-    const int64_t begin = c.begin % of.period, end = begin + c.end - c.begin;
+    const int64_t begin = c.begin % of.period, end = begin + c.size();
     return end > of.period ? Part{0, of.period} : Part{begin, end};
   }
   collapse(of.regions, c.period);
   of.period = c.period;
   return c;
-}
-
-int64_t Regions::width(const Tensor& tensor) {
-  const Part all = locate(tensor);
-  return all.end - all.begin;
 }
 
 std::vector<Region> Regions::of(const Tensor& tensor, Part part) {
@@ -122,20 +121,11 @@ std::vector<Region> Regions::of(const Tensor& tensor, Part part) {
 
 std::span<Region> Regions::cut_out(const Tensor& tensor, Part part) {
   if (!tensor.defined() || tensor.numel() == 0) return {};
-  const Part whole = locate(tensor);
-  const auto [begin, end] = (part + whole.begin).within(whole);
-  if (end <= begin) return {};
-  std::vector<Region>& all = storage(tensor).regions;
-  const size_t first = cut_at(all, begin);
-  size_t last = first;
-  for (int64_t at = begin; at < end; at = all[last++].end) {
-    const int64_t next = last < all.size() ? std::min(all[last].begin, end) : end;
-    if (next > at) {  // nothing has been written there
-      all.insert(all.begin() + int64_t(last), Region{{at, next}, all_of(Kind::unwritten), ""});
-    }
-    if (all[last].end > end) cut_at(all, end);
-  }
-  return std::span(all).subspan(first, last - first);
+  const Part all = locate(tensor), range = (part + all.begin).within(all);
+  if (range.empty()) return {};
+  std::vector<Region>& regions = storage(tensor).regions;
+  const size_t first = cut_at(regions, range.begin), last = cut_at(regions, range.end);
+  return std::span(regions).subspan(first, last - first);
 }
 
 void Regions::join_alike(const Tensor& tensor, std::span<const Region> changed) {
@@ -155,9 +145,9 @@ void Regions::join_alike(const Tensor& tensor, std::span<const Region> changed) 
   if (kept + 1 < end) all.erase(all.begin() + int64_t(kept + 1), all.begin() + int64_t(end));
 }
 
-std::optional<Region> Regions::find(const std::function<bool(const Region&)>& is_so) const {
+std::optional<Region> Regions::unread_gradient() const {
   for (const Storage& storage : storages_) {
-    const auto found = std::ranges::find_if(storage.regions, is_so);
+    const auto found = std::ranges::find_if(storage.regions, &Region::is_unread_gradient);
     if (found != storage.regions.end()) return *found;
   }
   return {};
@@ -166,10 +156,10 @@ std::optional<Region> Regions::find(const std::function<bool(const Region&)>& is
 void Regions::divide_into_columns(const Tensor& tensor, int64_t columns) {
   Storage& of = storage(tensor);
   const Columns c = columns_of(tensor, offset(tensor));
-  const bool fits = (c.end - c.begin) % columns == 0 && c.begin % columns == 0;
-  if (!of.regions.empty() || !fits || c.period % columns != 0) return;
+  if (!of.is_new() || c.size() % columns != 0 || c.begin % columns != 0 || c.period % columns != 0)
+    return;
   of.period = columns;
-  of.regions.push_back({{0, columns}, all_of(Kind::unwritten), ""});
+  of.regions = {untouched({0, columns})};
 }
 
 }  // namespace usp::types

@@ -12,9 +12,6 @@ namespace usp::types {
 void apply_rule(Checker& checker, std::string_view op, std::span<const Tensor* const> operands,
                 bool flag);
 
-/// Type of what goes to the host: it has arrived and is up to date.
-Type type_for_host(Checker& checker, const Tensor& tensor);
-
 /// The names of all ops that have a rule.
 std::vector<std::string_view> ops_with_rules();
 
