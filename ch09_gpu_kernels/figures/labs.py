@@ -16,7 +16,7 @@ DATA = "labs.json"
 PRODUCT, STALLS = "ch09.matmul", "ch09.stalls"
 IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy", "fusion", "reduction")
 ATTENTION, LENGTHS, MASKS, DECODING = "ch09.attention", (64, 128, 256), "ch09.masks", "ch09.decoding"
-DEGREES, EXPONENTIALS, ORDERS = "attention_degrees", "attention_exponentials", "attention_orders"
+DEGREES, EXPONENTIALS, ORDERS, BLOCKS = (f"attention_{word}" for word in ("degrees", "exponentials", "orders", "blocks"))
 SHOWN = (PRODUCT, STALLS, ATTENTION, MASKS, DECODING, *(f"ch09.{idea}" for idea in IDEAS))
 CARD, SHEET = lab.CARD, lab.SHEET  # of the roofline
 HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
@@ -43,7 +43,7 @@ def count(program):
     data = {name: record(name, program.parent) for name in SHOWN}
     lengths = [record(ATTENTION, program.parent, (length, 64)) for length in LENGTHS]
     words = {f"attention_{word}": lab.run_program(program.parent / LABS[ATTENTION].program, word)
-             for word in ("degrees", "exponentials", "orders")}
+             for word in ("degrees", "exponentials", "orders", "blocks")}
     return {DATA: json_text({**data, "attention_lengths": lengths, **words})}
 
 
@@ -69,6 +69,7 @@ def texts(data):
              "attention_degrees.md": degrees_table(data[DEGREES]),
              "attention_exponentials.md": exponentials_table(data[EXPONENTIALS]),
              "attention_orders.md": orders_table(data[ORDERS]),
+             "attention_blocks.md": blocks_table(data[BLOCKS]),
              "attention_decoding.md": decoding_table(data[DECODING])}
     return {**found, **{f"lab_{idea}.md": table(f"ch09.{idea}", data) for idea in IDEAS}}
 
@@ -142,6 +143,14 @@ def orders_table(rows):
                      "most: turns back and forth", "over the mean, %"],
                     [[row["name"].replace("x", "×"), cell(row["blocks"]), cell(row["mean"]), *(cell(row[key]) for key in keys),
                       cell(100 * (row[keys[-1]] / row["mean"] - 1))] for row in rows])
+
+
+def blocks_table(rows):
+    """What a block's memory is worth: fewer queries in it, and keys pass by more often."""
+    keys = ("kept", "predicted_bytes_of_keys", "bytes_of_keys", "predicted_bytes", "bytes")
+    return markdown("Two heads of 256 queries and keys, 64 channels in bf16, on the emulated GPU.",
+                    ["r", "M = r d", "keys and values, 2 S² d² / M", "counted", "all bytes, predicted", "all bytes, counted"],
+                    [[row["name"], *(cell(row[key]) for key in keys)] for row in rows])
 
 
 def decoding_table(data):

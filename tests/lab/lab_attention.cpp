@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "lab/attention_case.h"
+#include "lab/blocks.h"
 #include "lab/degrees.h"
 #include "lab/exponentials.h"
 #include "lab/masks.h"
@@ -17,7 +18,8 @@
 /// wide; lab_attention masks P D the same of those for tensor cores, under the masks of pieces of P
 /// positions; lab_attention decoding K D of one query with K keys; lab_attention degrees how far
 /// off the powers of two of each polynomial are; lab_attention exponentials how many a row takes;
-/// lab_attention orders how tiles fall to an H100's multiprocessors.
+/// lab_attention orders how tiles fall to an H100's multiprocessors; lab_attention blocks what
+/// fewer queries a block cost.
 namespace usp::lab {
 namespace {
 
@@ -171,6 +173,22 @@ int run_exponentials() {
   return EXIT_SUCCESS;
 }
 
+int run_blocks() {
+  const Shape shape{1, 256, 256, kHeads, kHeads, 64};
+  emulator::options.counters = true;
+  for (const Rung<bf16>* rung : attention::rungs_by_block()) {
+    nlohmann::ordered_json row;
+    row["name"] = fmt::format("{}", rung->queries);
+    row["kept"] = rung->queries * shape.width;
+    row["predicted_bytes_of_keys"] = bytes_of_keys_by_formula(*rung, shape);
+    row["bytes_of_keys"] = bytes_of_keys(*rung, shape);
+    row["predicted_bytes"] = rung->cost(shape).bytes;
+    row["bytes"] = bytes_asked(*rung, shape);
+    std::puts(row.dump().c_str());
+  }
+  return EXIT_SUCCESS;
+}
+
 int run_degrees() {
   for (const Degree& each : degrees()) {
     nlohmann::ordered_json row;
@@ -201,6 +219,7 @@ int run(int length, int width) {
 
 int main(int argc, char** argv) {
   if (argc == 2 && argv[1] == std::string_view("degrees")) return usp::lab::run_degrees();
+  if (argc == 2 && argv[1] == std::string_view("blocks")) return usp::lab::run_blocks();
   if (argc == 2 && argv[1] == std::string_view("orders")) return usp::lab::run_orders();
   if (argc == 2 && argv[1] == std::string_view("exponentials")) return usp::lab::run_exponentials();
   const std::string_view word = argc == 4 ? argv[1] : "";

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "lab/attention_reference.h"
+#include "lab/blocks.h"
 #include "lab/degrees.h"
 #include "lab/drawn_masks.h"
 #include "lab/exponentials.h"
@@ -225,6 +226,26 @@ TEST_CASE("a rung of attention asks for as many bytes as its formula says, at ta
     CHECK(rung.cost(whole).flops == int64_t{2} * 4 * n * 2 * n * 64);
     CHECK(rung.scratch(whole) == (rung.keeps_scores ? 2 * n * 2 * n * 4 : 0));
   });
+}
+
+TEST_CASE("half the memory for a block's queries doubles the bytes of keys: S^2 d^2 / M of them") {
+  const Shape shape{1, 256, 256, 2, 2, 64}, tails{2, 70, 130, 2, 1, 64, true, {60}};
+  std::vector<int64_t> bytes;
+  for (const Rung<bf16>* rung : attention::rungs_by_block()) {
+    INFO(rung->queries << " queries a block");
+    check_values(*rung, tails);
+    Options now;
+    now.counters = true;
+    const Use use(now);
+    CHECK(bytes_asked(*rung, shape) == rung->cost(shape).bytes);
+    bytes.push_back(bytes_of_keys(*rung, shape));
+    CHECK(bytes.back() == bytes_of_keys_by_formula(*rung, shape));
+    // Two heads of 256 keys and values of 64 channels, two bytes each, for each block of queries.
+    CHECK(bytes.back() * rung->queries == int64_t{256} * 2 * 256 * 2 * 64 * 2);
+  }
+  REQUIRE(bytes.size() == 3);
+  CHECK(bytes[0] == 2 * bytes[1]);
+  CHECK(bytes[1] == 2 * bytes[2]);
 }
 
 TEST_CASE("a rung asks for the tiles in which a query sees a key, and for no others") {

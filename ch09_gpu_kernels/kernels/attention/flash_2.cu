@@ -9,38 +9,45 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kQueries = kOwnRows, kKeys = 64, kStages = 2, kBlock = kEightWarps;
+constexpr int kKeys = 64, kStages = 2;
 
 /// Shared memory of a block: queries, stages of keys and of values.
-template <int width, int value_width>
-constexpr int kBytes = (kQueries * width + kStages * kKeys * (width + value_width)) * 2;
-static_assert(kBytes<kWidestKeys, kWidestValues> <= kSharedOfWidest);
+template <int width, int value_width, int queries>
+constexpr int kBytes = (queries * width + kStages * kKeys * (width + value_width)) * 2;
+static_assert(kBytes<kWidestKeys, kWidestValues, kOwnRows> <= kSharedOfWidest);
 
-template <int width, int value_width>
-__global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
-  if constexpr (!has_shared(kBytes<width, value_width>)) return;
+/// Threads of a block.
+template <int queries>
+constexpr int kBlock = queries / kWarpRows* kWarp;
+
+/// `own`: queries that a block keeps.
+template <int width, int value_width, int own>
+__global__ void __launch_bounds__(kBlock<own>, 1) kernel(Problem<bf16> p) {
+  if constexpr (!has_shared(kBytes<width, value_width, own>)) return;
   constexpr int kTile = kKeys * width * 2, kStage = kTile + kKeys * value_width * 2;
   char* const queries = swizzled_shared();
-  char* const stages = queries + kQueries * width * 2;
-  const Turn turn = p.turn(static_cast<int>(blockIdx.x), kQueries);
+  char* const stages = queries + own * width * 2;
+  const Turn turn = p.turn(static_cast<int>(blockIdx.x), own);
   const Head<bf16> head(p, turn.head);
   const int top = turn.first;
   const int warp_top = top + warp() * kWarpRows, row = warp_top + lane() / 4;
   const Stretch seen[2] = {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)};
   const Stretch seen_by_all = p.seen_by_all(head.sample, warp_top, kWarpRows);
-  const Tiles tiles = p.tiles_seen(head.sample, top, kQueries, kKeys);
+  const Tiles tiles = p.tiles_seen(head.sample, top, own, kKeys);
   const auto bring_tile = [&](int step) {
     char* const stage = stages + step % kStages * kStage;
     if (step < tiles.count) {
       const int first = tiles[step] * kKeys;
-      bring<width, kKeys>(stage, head.k, head.k_pitch, first, p.keys);
-      bring<value_width, kKeys>(stage + kTile, head.v, head.v_pitch, first, p.keys);
+      bring<width, kKeys, kBlock<own>>(stage, head.k, head.k_pitch, first, p.keys);
+      bring<value_width, kKeys, kBlock<own>>(stage + kTile, head.v, head.v_pitch, first, p.keys);
     }
     cp_async_commit();
   };
   OnlineSoftmax softmax;
   float s[kKeys / 2], o[value_width / 2] = {};
-  if (tiles.count > 0) bring<width, kQueries>(queries, head.q, head.pitch, top, p.queries);
+  if (tiles.count > 0) {
+    bring<width, own, kBlock<own>>(queries, head.q, head.pitch, top, p.queries);
+  }
   bring_tile(0);
   for (int step = 0; step < tiles.count; ++step) {
     const int first = tiles[step] * kKeys;
@@ -48,7 +55,7 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
     bring_tile(step + 1);
     cp_async_wait<1>();
     __syncthreads();
-    multiply<width>(s, queries, stage);
+    multiply<width, own>(s, queries, stage);
     if (!seen_by_all.holds(first, first + kKeys)) mask(s, first + lane() % 4 * 2, seen);
     softmax.take(s, p.scale * kLog2e);
     USP_UNROLL
@@ -60,12 +67,20 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
   if constexpr (value_width < width) pad<width - value_width>(p, head, row);
 }
 
-Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys, kBlock / kWarp); }
+template <int own>
+Cost cost(const Shape& x) {
+  return cost_of(x, own, kKeys, own / kWarpRows);
+}
+
+template <int own, int width, int value_width>
+void run_at(const Queue& queue, const Problem<bf16>& p) {
+  launch(kernel<width, value_width, own>, ceil_div(p.queries, own) * p.samples * p.heads,
+         kBlock<own>, kBytes<width, value_width, own>, queue, p);
+}
 
 void run(const Queue& queue, const Problem<bf16>& p) {
   with_widths(p.width, [&](auto width, auto value_width) {
-    launch(kernel<width, value_width>, ceil_div(p.queries, kQueries) * p.samples * p.heads, kBlock,
-           kBytes<width, value_width>, queue, p);
+    run_at<kOwnRows, width, value_width>(queue, p);
   });
 }
 
@@ -74,11 +89,16 @@ void run(const Queue& queue, const Problem<bf16>& p) {
 const Rung<bf16> kFlash2{"flash_2",
                          "tensor cores, queries split over warps",
                          80,
-                         kQueries,
+                         kOwnRows,
                          kKeys,
-                         cost,
+                         cost<kOwnRows>,
                          run,
                          /*keeps_scores=*/false,
                          kWidestKeys};
+// Blocks of 64 channels alone, whose keys pass by twice, and four times, as often.
+const Rung<bf16> kFlash2Of64{"flash_2", "blocks of 64 queries", 80,    64, kKeys,
+                             cost<64>,  run_at<64, 64, 64>,     false, 64};
+const Rung<bf16> kFlash2Of32{"flash_2", "blocks of 32 queries", 80,    32, kKeys,
+                             cost<32>,  run_at<32, 64, 64>,     false, 64};
 
 }  // namespace usp::attention

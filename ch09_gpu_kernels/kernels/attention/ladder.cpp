@@ -29,6 +29,11 @@ std::span<const Rung<bf16>* const> bf16_rungs() {
   return kRungs;
 }
 
+std::span<const Rung<bf16>* const> rungs_by_block() {
+  static constexpr const Rung<bf16>* kRungs[] = {&kFlash2Of32, &kFlash2Of64, &kFlash2};
+  return kRungs;
+}
+
 std::span<const Rung<bf16>* const> decoding_rungs() {
   static constexpr const Rung<bf16>* kRungs[] = {&kFlashDecode};
   return kRungs;

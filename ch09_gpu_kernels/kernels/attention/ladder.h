@@ -276,6 +276,8 @@ struct Rung {
 
 extern const Rung<float> kNaive, kFlash1, kBlockwise;
 extern const Rung<bf16> kFlash2, kFlash3, kFlash4;
+/// flash_2 with fewer queries a block: they take less of its memory, and keys pass by more often.
+extern const Rung<bf16> kFlash2Of64, kFlash2Of32;
 /// For a single query, as decoding has it: its keys may be split.
 extern const Rung<bf16> kFlashDecode;
 /// Parts into which the keys of a query are split, to fill a GPU of so many multiprocessors.
@@ -287,6 +289,8 @@ extern const Rung<bf16, Gradients<bf16>> kFlash2Backward, kFlash3Backward;
 std::span<const Rung<float>* const> f32_rungs();
 /// Rungs in bf16, which go on from there.
 std::span<const Rung<bf16>* const> bf16_rungs();
+/// flash_2 with 32, 64 and 128 queries a block: what a block's memory is worth.
+std::span<const Rung<bf16>* const> rungs_by_block();
 /// Rungs for a single query.
 std::span<const Rung<bf16>* const> decoding_rungs();
 /// Rungs that go backward.
