@@ -168,9 +168,14 @@ Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
       saved.has<SharedOutput>() ? saved.take<SharedOutput>() : SharedOutput{};
   if (pass.mode == Pass::Mode::recompute) return {};  // the block ends here, and nobody reads y
   Tensor y = Tensor::empty({routing.choices.size(0), x.size(1)}, x.dtype(), "residual");
-  ops::unpermute(y, rows, routing.slots, routing.in_node ? Tensor() : routing.gates);
-  if (mixture_.splits()) y = mixture_.region.leave(y, pass).wait();
-  ops::add(y, x, y);
+  const Tensor gates = routing.in_node ? Tensor() : routing.gates;
+  if (mixture_.splits()) {
+    ops::unpermute(y, rows, routing.slots, gates);
+    y = mixture_.region.leave(y, pass).wait();
+    ops::add(y, x, y);
+  } else {
+    ops::unpermute_onto(y, x, rows, routing.slots, gates);
+  }
   if (shared.y.defined()) ops::add(y, y, shared.y);
   return y;
 }

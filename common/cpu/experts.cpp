@@ -273,18 +273,19 @@ void CpuBackend::permute(Tensor rows, const Tensor& x, const Tensor& slots) {
 }
 
 void CpuBackend::unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
-                           bool accumulate) {
+                           const Tensor& first) {
   dispatch(y.dtype(), [&]<class T>(T) {
     using A = accumulate_t<T>;
     const int64_t H = y.size(1), k = slots.size(1);
     T* out = y.data<T>();
     const T* in = rows.data<T>();
+    const T* begin = first.defined() ? first.data<T>() : nullptr;
     const int32_t* slot = slots.data<int32_t>();
     const A* gate = gates.defined() ? gates.data<A>() : nullptr;
     parallel_for(y.size(0), k * H, [=](int64_t t) {
       T* y_row = out + t * H;
       const auto element = [=](auto h) {
-        auto sum = accumulate ? load(y_row, h) : decltype(load(y_row, h)){};
+        auto sum = begin == nullptr ? decltype(load(in, h)){} : load(begin + t * H, h);
         for (int64_t i = t * k; i < (t + 1) * k; ++i) {
           if (slot[i] < 0) continue;
           sum = sum + load(in + slot[i] * H, h) * (gate == nullptr ? A{1} : gate[i]);

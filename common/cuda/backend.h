@@ -95,7 +95,7 @@ class CudaBackend : public Backend {
   void assign_slots(Tensor slots, const Tensor& choices, std::span<const int64_t> counts) override;
   void permute(Tensor rows, const Tensor& x, const Tensor& slots) override;
   void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
-                 bool accumulate) override;
+                 const Tensor& first) override;
   void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,
                           const Tensor& slots, const Tensor& gates) override;
   void balance_loss_forward(Tensor loss, const Tensor& scores, const Tensor& load, double scale,

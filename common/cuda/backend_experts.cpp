@@ -92,11 +92,11 @@ void CudaBackend::permute(Tensor rows, const Tensor& x, const Tensor& slots) {
 }
 
 void CudaBackend::unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
-                            bool accumulate) {
+                            const Tensor& first) {
   with_type(y.dtype(), [&]<class T>(T) {
     ExpertRows<T>::unpermute(stream_, data<T>(y), data<T>(rows), data<int32_t>(slots),
-                             data<accumulate_t<T>>(gates), y.size(0), y.size(1), slots.size(1),
-                             accumulate);
+                             data<accumulate_t<T>>(gates), data<T>(first), y.size(0), y.size(1),
+                             slots.size(1));
   });
 }
 

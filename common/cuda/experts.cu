@@ -81,18 +81,18 @@ __global__ void permute_kernel(T* rows, const T* x, const int32_t* slots, int64_
   }
 }
 
-/// A block a token, W elements a thread at a time: reads the row of each slot and, where it
-/// accumulates, y, and writes y; sizeof(T) bytes an element of each.
+/// A block a token, W elements a thread at a time: reads the row of each slot and, where there is
+/// one, that of `begin`, which may be y's, and writes y; sizeof(T) bytes an element of each.
 template <class T, int W>
 __global__ void unpermute_kernel(T* y, const T* rows, const int32_t* slots,
-                                 const accumulate_t<T>* gates, int64_t H, int64_t k,
-                                 bool accumulate) {
+                                 const accumulate_t<T>* gates, const T* begin, int64_t H,
+                                 int64_t k) {
   using A = accumulate_t<T>;
   const int64_t first = blockIdx.x * k;
   T* y_row = y + blockIdx.x * H;
   for (int64_t h = threadIdx.x * W; h < H; h += blockDim.x * W) {
     Numbers<A, W> sum{};
-    if (accumulate) sum = load_pack<W>(y_row + h);
+    if (begin != nullptr) sum = load_pack<W>(begin + blockIdx.x * H + h);
     for (int64_t i = first; i < first + k; ++i) {
       if (slots[i] < 0) continue;
       const auto numbers = load_pack<W>(rows + slots[i] * H + h);
@@ -158,11 +158,11 @@ void ExpertRows<T>::permute(cudaStream_t stream, T* rows, const T* x, const int3
 
 template <class T>
 void ExpertRows<T>::unpermute(cudaStream_t stream, T* y, const T* rows, const int32_t* slots,
-                              const A* gates, int64_t tokens, int64_t H, int64_t k,
-                              bool accumulate) {
-  with_width<T>(H, {y, rows}, [&](auto width) {
-    launch(unpermute_kernel<T, width>, tokens, kThreads, 0, stream, y, rows, slots, gates, H, k,
-           accumulate);
+                              const A* gates, const T* begin, int64_t tokens, int64_t H,
+                              int64_t k) {
+  with_width<T>(H, {y, rows, begin}, [&](auto width) {
+    launch(unpermute_kernel<T, width>, tokens, kThreads, 0, stream, y, rows, slots, gates, begin, H,
+           k);
   });
 }
 

@@ -239,14 +239,14 @@ void drop_choices(cudaStream_t stream, int32_t* kept, const int32_t* choices, co
 /// experts.cu; of `count` choices
 void assign_slots(cudaStream_t stream, int32_t* slots, const int32_t* choices, int64_t count,
                   int64_t E);
-/// experts.cu; k slots a token. gates of unpermute may be nullptr.
+/// experts.cu; k slots a token. gates and begin of unpermute may be nullptr.
 template <class T>
 struct ExpertRows {
   using A = accumulate_t<T>;
   static void permute(cudaStream_t stream, T* rows, const T* x, const int32_t* slots,
                       int64_t tokens, int64_t H, int64_t k);
   static void unpermute(cudaStream_t stream, T* y, const T* rows, const int32_t* slots,
-                        const A* gates, int64_t tokens, int64_t H, int64_t k, bool accumulate);
+                        const A* gates, const T* begin, int64_t tokens, int64_t H, int64_t k);
   static void unpermute_backward(cudaStream_t stream, T* drows, A* dgates, const T* dy,
                                  const T* rows, const int32_t* slots, const A* gates,
                                  int64_t tokens, int64_t H, int64_t k);

@@ -64,7 +64,7 @@ class MetaBackend : public Backend {
                       double) override {}
   void assign_slots(Tensor, const Tensor&, std::span<const int64_t>) override {}
   void permute(Tensor, const Tensor&, const Tensor&) override {}
-  void unpermute(Tensor, const Tensor&, const Tensor&, const Tensor&, bool) override {}
+  void unpermute(Tensor, const Tensor&, const Tensor&, const Tensor&, const Tensor&) override {}
   void unpermute_backward(Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
                           const Tensor&) override {}
   void grouped_linear_forward(Tensor, const Tensor&, const Tensor&,

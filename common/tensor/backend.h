@@ -143,8 +143,9 @@ class Backend {
   virtual void assign_slots(Tensor slots, const Tensor& choices,
                             std::span<const int64_t> counts) = 0;
   virtual void permute(Tensor rows, const Tensor& x, const Tensor& slots) = 0;
+  /// first: what each sum begins with, of y's shape and maybe y itself; undefined: 0.
   virtual void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
-                         bool accumulate) = 0;
+                         const Tensor& first) = 0;
   virtual void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,
                                   const Tensor& slots, const Tensor& gates) = 0;
 

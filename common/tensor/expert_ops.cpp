@@ -1,6 +1,7 @@
 #include "tensor/expert_ops.h"
 
 #include "tensor/op_scope.h"
+#include "tensor/ops.h"
 
 namespace usp::ops {
 
@@ -43,6 +44,15 @@ void check_rows(const Tensor& x, const Tensor& tokens, std::string_view what) {
             tokens.shape().to_string());
   check_operand(tokens, tokens.shape(), tokens.dtype(), what);
   check_operand(x, {x.size(0), tokens.size(1)}, tokens.dtype(), what);
+}
+
+/// y [T, H] of rows [R, H], slots [T, k] and gates [T, k], which may be undefined.
+void check_unpermute(const Tensor& y, const Tensor& rows, const Tensor& slots,
+                     const Tensor& gates) {
+  check_rows(rows, y, "unpermute");
+  check_choices(slots, y.size(0), "unpermute: slots");
+  if (!gates.defined()) return;
+  check_operand(gates, slots.shape(), accumulate_dtype(y.dtype()), "unpermute: gates");
 }
 
 /// `counts` tells of each expert of `weights` [E, O, I] how many of `rows` rows are its own.
@@ -166,13 +176,21 @@ void permute(Tensor rows, const Tensor& x, const Tensor& slots) {
 
 void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
                bool accumulate) {
-  check_rows(rows, y, "unpermute");
-  check_choices(slots, y.size(0), "unpermute: slots");
-  if (gates.defined()) {
-    check_operand(gates, slots.shape(), accumulate_dtype(y.dtype()), "unpermute: gates");
-  }
+  check_unpermute(y, rows, slots, gates);
   OpScope("unpermute", Flag{accumulate}, 0, y, rows, slots, gates)
-      ->unpermute(y, rows, slots, gates, accumulate);
+      ->unpermute(y, rows, slots, gates, accumulate ? y : Tensor());
+}
+
+void unpermute_onto(Tensor y, const Tensor& residual, const Tensor& rows, const Tensor& slots,
+                    const Tensor& gates) {
+  if (!Runtime::current().backend().fused()) {
+    unpermute(y, rows, slots, gates);
+    return add(y, residual, y);
+  }
+  check_unpermute(y, rows, slots, gates);
+  check_operand(residual, y.shape(), y.dtype(), "unpermute_onto: residual");
+  OpScope("unpermute_add", 0, y, residual, rows, slots, gates)
+      ->unpermute(y, rows, slots, gates, residual);
 }
 
 void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,

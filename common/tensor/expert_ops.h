@@ -63,6 +63,10 @@ void permute(Tensor rows, const Tensor& x, const Tensor& slots);
 /// nothing. Sums in acc dtype in the order of j; `accumulate`: y is the first term.
 void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
                bool accumulate = false);
+/// y = residual [T, H] + that sum. A device that fuses begins the sum with the residual,
+/// "unpermute_add" in traces, and rounds once; others add afterwards, so y is not the residual.
+void unpermute_onto(Tensor y, const Tensor& residual, const Tensor& rows, const Tensor& slots,
+                    const Tensor& gates);
 /// drows [R, H] (may be rows) and dgates [T, k] (acc dtype; 0 where the slot is -1) from dy [T, H].
 /// Without gates the gradient is permute(drows, dy, slots), as permute's is unpermute without
 /// gates.

@@ -238,6 +238,9 @@ class Rules {
   void unpermute() const {  // y, rows, slots, gates
     put(0, is_there(1) ? read(1) : all(zero), flag_);
   }
+  void unpermute_add() const {  // y, residual, rows, slots, gates
+    put(0, is_there(2) ? both(kAdds, 1, 2) : read(1));
+  }
 
   // ---- others, which combine schemas
 
@@ -420,6 +423,7 @@ const std::unordered_map<std::string_view, Rules::Rule>& Rules::by_op() {
       {&Rules::gradient_over_rows, {"rmsnorm_backward_weight", "grouped_linear_backward_weight"}},
       {&Rules::grouped_linear, {"grouped_linear_forward", "grouped_linear_backward_input"}},
       {&Rules::unpermute, {"unpermute"}},
+      {&Rules::unpermute_add, {"unpermute_add"}},
       {&Rules::unpermute_backward, {"unpermute_backward"}},
       {&Rules::fill, {"fill"}},
       {&Rules::copy, {"copy"}},

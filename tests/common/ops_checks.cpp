@@ -175,6 +175,11 @@ TEST_CASE("the operations on rows of experts refuse what does not fit") {
   refuses([&] { ops::permute(f64({8, 3}), x, slots); }, {"permute", "f64", "f32"});
   refuses([&] { ops::unpermute(x, rows, slots, f64({4, 2})); }, {"gates", "f64", "f32"});
   refuses([&] { ops::unpermute(x, rows, slots, f32({4, 1})); }, {"gates", "[4, 1]", "[4, 2]"});
+  for (const bool fused : {true, false}) {
+    Runtime::current().backend().fuse(fused);
+    refuses([&] { ops::unpermute_onto(x, f32({3, 3}), rows, slots, {}); }, {"[3, 3]", "[4, 3]"});
+    refuses([&] { ops::unpermute_onto(x, f64({4, 3}), rows, slots, {}); }, {"f64", "f32"});
+  }
   refuses(
       [&] {
         ops::unpermute_backward(f32({7, 3}), gates, x, rows, slots, gates);
@@ -242,6 +247,11 @@ TEST_CASE("a fused operation is one call, without the bytes between its parts") 
   const int64_t product = y.bytes() + x.bytes() + weight.bytes();
   CHECK(moved(false, onto) == std::pair{int64_t{2}, product + 3 * y.bytes()});
   CHECK(moved(true, onto) == std::pair{int64_t{1}, product + residual.bytes()});
+  const Tensor rows = f32({8, 3}), slots = i32(14).view({7, 2}), gates = f32({7, 2});
+  const auto summed = [&] { ops::unpermute_onto(y, residual, rows, slots, gates); };
+  const int64_t sum = y.bytes() + rows.bytes() + slots.bytes() + gates.bytes();
+  CHECK(moved(false, summed) == std::pair{int64_t{2}, sum + 3 * y.bytes()});
+  CHECK(moved(true, summed) == std::pair{int64_t{1}, sum + residual.bytes()});
   const std::vector<Tensor> gradients = {x, weight, y};
   const auto squares = [&] { ops::add_squares(f64({1}), gradients); };
   CHECK(moved(false, squares) == std::pair{int64_t{3}, product});

@@ -101,6 +101,39 @@ TEST_CASE("a token of which every choice was dropped is zero, or stays as it was
   check_close(y, Values(30, 0.0), 0);
 }
 
+TEST_CASE("a residual begins the sums of rows where the device fuses, and is added elsewhere") {
+  OnDevice device;
+  for (DType dtype : kFloatDTypes) {
+    for (int64_t H : {1, 31, 64}) {
+      CAPTURE(name(dtype), H);
+      Random random(8);
+      const int64_t T = 9, k = 3;
+      const Routes routes(random, T, 5, k, 0.25);
+      const Tensor rows = random.tensor({routes.R, H}, dtype);
+      const Tensor of_sum = random.tensor({T, k}, accumulate_dtype(dtype));
+      const Tensor more = random.tensor({T + 1, H}, dtype);
+      for (const Tensor& residual : {more.narrow(0, 0, T), more.narrow(0, 1, T)}) {
+        for (const Tensor& gates : {of_sum, Tensor()}) {
+          const Tensor parts = Tensor::empty({T, H}, dtype), fused = Tensor::empty({T, H}, dtype);
+          const Tensor y = Tensor::empty({T, H}, dtype);
+          const Values before = residual.items();
+          ops::unpermute(parts, rows, routes.slots, gates);
+          ops::add(parts, residual, parts);
+          device.runtime.backend().fuse(false);
+          ops::unpermute_onto(y, residual, rows, routes.slots, gates);
+          REQUIRE(same_bits(y, parts));
+          device.runtime.backend().fuse(true);
+          ops::unpermute_onto(fused, residual, rows, routes.slots, gates);
+          const Values factors = gates.defined() ? gates.items() : Values(T * k, 1.0);
+          check_close(fused, plain_sums(before, rows.items(), routes, factors), tolerance_of(dtype),
+                      "fused");
+          REQUIRE(residual.items() == before);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("sums of bf16 rows are rounded once") {
   const OnDevice cpu;
   Random random(5);

@@ -215,10 +215,14 @@ inline Results run_experts(DType dtype, int64_t H) {
   const Tensor y = Tensor::empty({T, H}, dtype), added = random.tensor({T, H}, dtype);
   ops::unpermute(y, rows, routes.slots, gates);
   ops::unpermute(added, rows, routes.slots, {}, true);
+  const Tensor onto = Tensor::empty({T, H}, dtype);
+  Runtime::current().backend().fuse(true);
+  ops::unpermute_onto(onto, x, rows, routes.slots, gates);
+  Runtime::current().backend().fuse(false);
   ops::unpermute_backward(drows, dgates, x, drows, routes.slots, gates);
   return {{"slots", routes.slots}, {"counts", counts}, {"kept", kept},         {"rows", rows},
           {"hidden", hidden},      {"dx", dx},         {"dweights", dweights}, {"y", y},
-          {"added", added},        {"drows", drows},   {"dgates", dgates}};
+          {"added", added},        {"onto", onto},     {"drows", drows},       {"dgates", dgates}};
 }
 
 inline Results run_matmuls(DType dtype, int64_t m, int64_t k, int64_t n) {

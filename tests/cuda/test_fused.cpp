@@ -108,7 +108,7 @@ Calls calls_of(const Accelerator& accelerator) {
 /// Each of these operations launches a kernel or two, and not as many as it has parts.
 void check_launches(CallCounter& counter, int64_t parameters) {
   constexpr int64_t kRanges = cuda::RangesOfLaunch<int>::kMost;
-  for (const char* name : {"linear_forward_add", "adamw", "swiglu_forward"}) {
+  for (const char* name : {"linear_forward_add", "unpermute_add", "adamw", "swiglu_forward"}) {
     CAPTURE(name);
     REQUIRE(counter.launched[name] == counter.calls[name]);
   }

@@ -207,6 +207,12 @@ TEST_CASE("what the kernels of experts' rows move is what their comments say") {
           traffic_of([&] { ops::unpermute(x, rows, routes.slots, gates, accumulate); }, n),
           (accumulate ? k + 1 : k) * size + 2 * k * sector, size);
     }
+    const Tensor y = Tensor::empty(x.shape(), dtype);
+    Runtime::current().backend().fuse(true);
+    check_traffic("unpermute_add",
+                  traffic_of([&] { ops::unpermute_onto(y, x, rows, routes.slots, gates); }, n),
+                  (k + 1) * size + 2 * k * sector, size);
+    Runtime::current().backend().fuse(false);
     check_traffic(
         "unpermute_backward",
         traffic_of([&] { ops::unpermute_backward(rows, dgates, x, rows, routes.slots, gates); }, n),

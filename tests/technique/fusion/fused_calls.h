@@ -75,6 +75,8 @@ inline CallCounts fused_calls(const TrainConfig& c, int64_t summing, int64_t ste
   const int64_t tokens = c.samples_of_pass() * c.seq_len / c.context_parallel.cp_size;
   // Where ranks of tp sum, or elements are dropped, the residual is added afterwards.
   const bool onto_residual = c.tensor_parallel.tp_size == 1 && c.tensor_parallel.dropout == 0;
+  // And so it is where they sum what each has of an expert's outputs.
+  const bool onto_rows = c.tensor_parallel.tp_size == 1 || !c.expert_parallel.expert_tp;
   // Products of SwiGLU: of each layer's MLP or experts, and of those that all tokens share.
   // Backward makes each of them once more.
   const int64_t products = L + (c.model.experts.num_shared_experts > 0 ? with_experts : 0);
@@ -88,6 +90,8 @@ inline CallCounts fused_calls(const TrainConfig& c, int64_t summing, int64_t ste
       {"cross_entropy_loss", passes},
       // Attention and MLP each end with a product onto the residual.
       {"linear_forward_add", onto_residual ? (2 * L - with_experts) * forwards * passes : 0},
+      // Forward alone: a block that is made again leaves its last sum out.
+      {"unpermute_add", onto_rows ? with_experts * passes : 0},
       {"swiglu_forward", products * (forwards + 1) * passes},
       {"sum_squares", steps * summing},
       {"adamw", steps * copies * updates},

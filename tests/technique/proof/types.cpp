@@ -819,6 +819,17 @@ TEST_CASE("a product onto a residual is what adding the two would be") {
   }
 }
 
+TEST_CASE("outputs of experts onto a residual are what adding the two would be") {
+  const std::vector<Kind> all = written_kinds();
+  const Served served{"unpermute_add", 5, {1, 2}};
+  for (Kind residual : all) {
+    for (Kind x : all) {
+      INFO(types::letter(residual) << " + rows of " << types::letter(x));
+      REQUIRE(made_by(served, 0, {residual, x}) == types::same(residual, x));
+    }
+  }
+}
+
 TEST_CASE("every op has a schema, or is listed among those with rules of their own") {
   std::set<std::string_view> known = {"fill",
                                       "copy",
@@ -840,8 +851,9 @@ TEST_CASE("every op has a schema, or is listed among those with rules of their o
                                       "balance_loss_backward",
                                       "z_loss_backward",
                                       "balance_bias",
-                                      "linear_forward_add"};
-  REQUIRE(known.size() == 21);
+                                      "linear_forward_add",
+                                      "unpermute_add"};
+  REQUIRE(known.size() == 22);
   for (const auto& [schema, ops] : schemas()) {
     for (const Served& served : ops) known.insert(served.op);
   }
