@@ -62,7 +62,7 @@ class Cost {
   std::map<Origin, int> origins() const;
 
  private:
-  double take(std::string_view key, const Sourced& number);
+  double take(const char* key, const Sourced& number);
   double efficiency(const Kernel& kernel);
   /// Bytes a second at which each rank of a ring can send; `sums`: of an all-reduce.
   double ring_rate(const GroupLayout& layout, bool sums, Resource& link);
@@ -72,8 +72,11 @@ class Cost {
   ExchangeSeconds message(const Exchange& exchange, const ProgramGroup& group);
   ExchangeSeconds all_to_all(double bytes, const GroupLayout& layout);
 
+  static constexpr size_t kMost = 32;  ///< numbers that it asks for
+
   const Cluster& cluster_;
-  std::map<std::string, Origin, std::less<>> taken_;
+  std::array<const Sourced*, kMost> taken_;  ///< of the cluster, in the order in which they were
+  size_t count_ = 0;                         ///< of these
 };
 
 }  // namespace usp

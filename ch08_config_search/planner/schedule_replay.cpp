@@ -17,9 +17,8 @@ void wait_for(Row& row, std::span<const double> other) {
   for (size_t i = 0; i < row.size(); ++i) row[i] = std::max(row[i], other[i]);
 }
 
-Row after(Row row, double seconds) {
+void delay(Row& row, double seconds) {
   for (double& time : row) time += seconds;
-  return row;
 }
 
 /// What a class's events take.
@@ -72,7 +71,7 @@ class BlockFolder {
     launch();
     if (part.kind == Part::compute) {
       wait_for(device(), host());
-      device() = after(device(), prices_.kernels[part.what]);
+      delay(device(), prices_.kernels[part.what]);
       return;
     }
     Row ready = device();
@@ -84,15 +83,16 @@ class BlockFolder {
     Row& free = queue(part.queue);
     wait_for(free, ready);
     const ExchangeSeconds& seconds = prices_.exchanges[part.what];
-    Row arrives = after(free, seconds.arrives);
-    free = after(free, seconds.busy);
+    Row arrives = free;
+    delay(arrives, seconds.arrives);
+    delay(free, seconds.busy);
     posted_.push_back({free, std::move(arrives)});
   }
   // [part]
 
   void launch() {
     if (prices_.host_computes) host() = device();
-    host() = after(host(), prices_.launch);
+    delay(host(), prices_.launch);
     if (prices_.host_computes) device() = host();
   }
 
@@ -114,29 +114,28 @@ class BlockFolder {
 /// The matrix of an action: the product of its blocks' matrices, each with the rows that it is for.
 MaxPlus product_of(const FoldedAction& action, int clocks, const std::vector<MaxPlus>& blocks) {
   const MaxPlus start = MaxPlus::identity(clocks + action.inputs);
-  MaxPlus now(clocks, start.columns());
+  int made = 0;
+  for (const FoldedAction::Use& use : action.uses) made += blocks[use.block].rows() - clocks;
+  MaxPlus now(clocks, start.columns()), then = now, outputs(made, start.columns());
   for (int i = 0; i < clocks; ++i) std::ranges::copy(start.row(i), now.row(i).begin());
-  std::vector<Row> outputs;
+  made = 0;
+  std::vector<std::span<const double>> before;
   for (const FoldedAction::Use& use : action.uses) {
-    MaxPlus before(clocks + static_cast<int>(use.inputs.size()), start.columns());
-    for (int i = 0; i < clocks; ++i) std::ranges::copy(now.row(i), before.row(i).begin());
-    int row = clocks;
+    before.clear();
+    for (int i = 0; i < clocks; ++i) before.push_back(now.row(i));
     for (int32_t input : use.inputs) {
-      const std::span<const double> of =
-          input >= 0 ? start.row(clocks + input) : std::span<const double>(outputs[-1 - input]);
-      std::ranges::copy(of, before.row(row++).begin());
+      before.push_back(input >= 0 ? start.row(clocks + input) : outputs.row(-1 - input));
     }
-    const MaxPlus then = blocks[use.block] * before;
-    for (int i = 0; i < clocks; ++i) std::ranges::copy(then.row(i), now.row(i).begin());
-    for (int i = clocks; i < then.rows(); ++i) {
-      outputs.emplace_back(then.row(i).begin(), then.row(i).end());
-    }
+    const MaxPlus& block = blocks[use.block];
+    for (int i = 0; i < clocks; ++i) block.multiply(i, before, then.row(i));
+    for (int i = clocks; i < block.rows(); ++i) block.multiply(i, before, outputs.row(made++));
+    std::swap(now, then);
   }
   MaxPlus matrix(clocks + static_cast<int>(action.outputs.size()), start.columns());
   for (int i = 0; i < clocks; ++i) std::ranges::copy(now.row(i), matrix.row(i).begin());
   int row = clocks;
   for (int32_t output : action.outputs) {
-    std::ranges::copy(outputs[output], matrix.row(row++).begin());
+    std::ranges::copy(outputs.row(output), matrix.row(row++).begin());
   }
   return matrix;
 }
@@ -144,7 +143,164 @@ MaxPlus product_of(const FoldedAction& action, int clocks, const std::vector<Max
 
 }  // namespace
 
+/// Two steps of all classes, of which the first one fills what a step leaves to the next. Who waits
+/// for whom does not depend on any seconds, so an order is found once.
+class ScheduleReplay::Order {
+ public:
+  explicit Order(ScheduleReplay& found) : found_(found) {
+    found.times_ = kFirst + kOfClass * static_cast<int32_t>(found.classes_.size());
+    for (const FoldedClass& of : found.classes_) {
+      actors_.push_back({new_times(of.folded.clocks()),
+                         std::vector<int32_t>(2 * of.folded.posts.size(), kBefore),
+                         std::vector<Queue>(of.posts.size())});
+    }
+  }
+
+  void find() {
+    size_t done = 0;
+    for (bool moves = true; moves && done < actors_.size();) {
+      moves = false;
+      done = 0;
+      for (size_t i = 0; i < actors_.size(); ++i) {
+        moves |= advance(i);
+        done += actors_[i].step == kSteps;
+      }
+    }
+    found_.ends_ = done == actors_.size();
+  }
+
+  /// What the first times are about: none, the begin; then of each class when it has its
+  /// gradients, and when its steps end.
+  static constexpr int32_t kBefore = 0, kBegin = 1, kFirst = 2, kOfClass = 3;
+
+ private:
+  static constexpr int kSteps = 2;
+
+  struct Queue {
+    std::vector<int32_t> times;  ///< when this rank is ready for each, or each message arrives
+    std::vector<int32_t> over;
+  };
+  struct Actor {
+    int32_t clocks;
+    std::vector<int32_t> over;  ///< of the posts of this step, of the last one
+    std::vector<Queue> queues;
+    size_t turn = 0;
+    int step = 0;
+  };
+
+  int32_t new_times(size_t count) {
+    found_.times_ += static_cast<int32_t>(count);
+    return found_.times_ - static_cast<int32_t>(count);
+  }
+
+  /// Adds a move that reads what was appended to `reads_` from `first` on.
+  void add(Move::Kind kind, int32_t what, int32_t clocks, size_t first, int32_t into) {
+    const size_t count = found_.reads_.size() - first;
+    found_.moves_.push_back(
+        {kind, what, clocks, static_cast<int32_t>(first), static_cast<int32_t>(count), into});
+  }
+
+  // [advance]
+  /// Goes on until a class has to wait for another. Returns whether it got anywhere.
+  bool advance(size_t number) {
+    Actor& actor = actors_[number];
+    const FoldedClass& of = found_.classes_[number];
+    const auto result = kFirst + kOfClass * static_cast<int32_t>(number);
+    bool moves = false;
+    for (; actor.step < kSteps; moves = true) {
+      const bool ends = actor.turn == of.folded.turns.size();
+      if (!ends && !has_inputs(actor, of)) break;
+      const size_t none = found_.reads_.size();
+      if (int64_t(actor.turn) == of.folded.tail) add(Move::look, 0, actor.clocks, none, result);
+      if (ends) {
+        add(Move::end, 0, actor.clocks, none, result + 1 + actor.step);
+        end_step(actor, of.folded);
+      } else {
+        take_turn(actor, of, of.folded.turns[actor.turn++]);
+      }
+    }
+    return moves;
+  }
+
+  bool has_inputs(Actor& actor, const FoldedClass& of) {
+    return std::ranges::all_of(of.folded.turns[actor.turn].inputs,
+                               [&](int32_t input) { return find_end(actor, of, input); });
+  }
+
+  void take_turn(Actor& actor, const FoldedClass& of, const ActionProgram::Turn& turn) {
+    const size_t first = found_.reads_.size();
+    for (int32_t input : turn.inputs) found_.reads_.push_back(actor.over[input]);
+    int32_t time = new_times(turn.outputs.size());
+    add(Move::act, of.first_action + turn.action, actor.clocks, first, time);
+    for (const ActionOutput& output : turn.outputs) {
+      if (output.kind == ActionOutput::over) {
+        actor.over[output.post] = time++;
+      } else {
+        actor.queues[of.folded.posts[output.post].queue].times.push_back(time++);
+      }
+    }
+  }
+  // [advance]
+
+  /// Finds when an exchange with other classes is over. False: nobody knows yet.
+  bool find_end(Actor& actor, const FoldedClass& of, int32_t input) {
+    const auto posts = static_cast<int32_t>(of.folded.posts.size());
+    const bool of_last = input >= posts;
+    const ActionProgram::Post& post = of.folded.posts[of_last ? input - posts : input];
+    if (!post.crosses || (of_last && actor.step == 0)) return true;
+    const size_t a_step = of.posts[post.queue].size();
+    const size_t place = (actor.step - (of_last ? 1 : 0)) * a_step + post.place;
+    if (of.exchanges[post.exchange].kind == CommKind::recv) {
+      const std::vector<int32_t>* sent = times_of(of.sources[post.exchange].front());
+      if (sent == nullptr || place >= sent->size()) return false;
+      actor.over[input] = (*sent)[place];
+      return true;
+    }
+    if (!carry_out(actor, of, post.queue, place)) return false;
+    actor.over[input] = actor.queues[post.queue].over[place];
+    return true;
+  }
+
+  /// Each begins when all members are ready and the one before it is over.
+  bool carry_out(Actor& actor, const FoldedClass& of, int32_t number, size_t place) {
+    std::vector<int32_t>& over = actor.queues[number].over;
+    for (size_t i = over.size(); i <= place; ++i) {
+      const int32_t exchange = of.posts[number][i % of.posts[number].size()];
+      for (const Place& source : of.sources[exchange]) {
+        const std::vector<int32_t>* times = times_of(source);
+        if (times == nullptr || i >= times->size()) return false;
+      }
+      const size_t first = found_.reads_.size();
+      found_.reads_.push_back(over.empty() ? kBegin : over.back());
+      for (const Place& source : of.sources[exchange]) {
+        found_.reads_.push_back((*times_of(source))[i]);
+      }
+      over.push_back(new_times(1));
+      add(Move::meet, of.first_exchange + exchange, actor.clocks, first, over.back());
+    }
+    return true;
+  }
+
+  const std::vector<int32_t>* times_of(const Place& place) const {
+    const std::vector<Queue>& queues = actors_[place.of_class].queues;
+    return place.queue < std::ssize(queues) ? &queues[place.queue].times : nullptr;
+  }
+
+  // [end_step]
+  /// What a step has left is handed to the next.
+  void end_step(Actor& actor, const ActionProgram& folded) {
+    for (int32_t post : folded.kept) actor.over[folded.posts.size() + post] = actor.over[post];
+    actor.turn = 0;
+    ++actor.step;
+  }
+  // [end_step]
+
+  ScheduleReplay& found_;
+  std::vector<Actor> actors_;
+};
+
 ScheduleReplay::ScheduleReplay(const std::vector<Program>& programs, const RankClasses& classes) {
+  int32_t actions = 0, exchanges = 0;
   for (const Program& program : programs) {
     ActionProgram folded = fold_actions(program, classes);
     std::vector<std::vector<int32_t>> posts(folded.queues.size());
@@ -156,10 +312,13 @@ ScheduleReplay::ScheduleReplay(const std::vector<Program>& programs, const RankC
                         std::ssize(program.events),
                         std::move(posts),
                         {},
-                        {},
-                        {}});
+                        actions,
+                        exchanges});
+    actions += static_cast<int32_t>(classes_.back().folded.actions.size());
+    exchanges += static_cast<int32_t>(program.exchanges.size());
   }
   for (FoldedClass& of : classes_) link(of, classes);
+  Order(*this).find();
 }
 
 /// Finds whose times decide about each exchange: the members' of a collective, a message's
@@ -188,179 +347,62 @@ void ScheduleReplay::link(FoldedClass& of, const RankClasses& classes) const {
 }
 
 void ScheduleReplay::price(Cost& cost, const std::string& without) {
-  for (FoldedClass& of : classes_) {
+  actions_.clear();
+  busy_.clear();
+  for (const FoldedClass& of : classes_) {
     Prices prices{{}, {}, cost.launch(), cost.cluster().host_computes};
     for (const Kernel& kernel : of.kernels) prices.kernels.push_back(cost.of(kernel));
     for (const Exchange& exchange : of.exchanges) {
       const ProgramGroup& group = of.groups[exchange.group];
-      const bool is_free = dimension_of(group.name) == without;
+      const bool is_free = !without.empty() && dimension_of(group.name) == without;
       prices.exchanges.push_back(is_free ? ExchangeSeconds{} : cost.of(exchange, group));
+      busy_.push_back(prices.exchanges.back().busy);
     }
     std::vector<MaxPlus> blocks;
     for (const ActionBlock& block : of.folded.blocks) {
       blocks.push_back(BlockFolder(block, of.folded.clocks(), prices).take());
     }
-    of.actions.clear();
     for (const FoldedAction& action : of.folded.actions) {
-      of.actions.push_back(product_of(action, of.folded.clocks(), blocks));
+      actions_.push_back(product_of(action, of.folded.clocks(), blocks));
     }
-    of.seconds = std::move(prices.exchanges);
   }
 }
 
-/// Two steps of all classes, of which the first one fills what a step leaves to the next.
-class ScheduleReplay::Run {
- public:
-  explicit Run(const std::vector<FoldedClass>& classes) : classes_(classes) {
-    for (const FoldedClass& of : classes) {
-      actors_.push_back({std::vector<double>(of.folded.clocks(), 0.0),
-                         std::vector<double>(2 * of.folded.posts.size(), kNever),
-                         std::vector<Queue>(of.posts.size())});
+ScheduleTime ScheduleReplay::time() const {
+  if (!ends_) fail("the ranks wait for each other for ever");
+  std::vector<double> times(times_, 0.0), columns;
+  times[Order::kBefore] = kNever;
+  for (const Move& move : moves_) {
+    const std::span<const int32_t> reads(reads_.data() + move.first, move.count);
+    double* const clocks = times.data() + move.clocks;
+    double& host = clocks[ActionProgram::kHost];
+    double& device = clocks[ActionProgram::kDevice];
+    double* const into = times.data() + move.into;
+    if (move.kind == Move::act) {
+      const MaxPlus& matrix = actions_[move.what];
+      const int own = matrix.columns() - move.count;
+      columns.assign(clocks, clocks + own);
+      for (int32_t read : reads) columns.push_back(times[read]);
+      matrix.apply(columns, {clocks, size_t(own)});
+      matrix.apply(columns, {into, size_t(matrix.rows() - own)}, own);
+    } else if (move.kind == Move::meet) {
+      *into = kNever;
+      for (int32_t read : reads) *into = std::max(*into, times[read]);
+      *into += busy_[move.what];
+    } else {
+      *into = std::max(host, device);
+      if (move.kind == Move::end) host = device = *into;
     }
   }
-
-  ScheduleTime take() {
-    size_t done = 0;
-    for (bool moves = true; moves && done < actors_.size();) {
-      moves = false;
-      done = 0;
-      for (size_t i = 0; i < actors_.size(); ++i) {
-        moves |= advance(i);
-        done += actors_[i].step == kSteps;
-      }
-    }
-    if (done < actors_.size()) fail("the ranks wait for each other for ever");
-    double begin = kNever, end = kNever, gradients = kNever;
-    for (const Actor& actor : actors_) {
-      begin = std::max(begin, actor.begin);
-      end = std::max(end, actor.end);
-      gradients = std::max(gradients, actor.gradients);
-    }
-    return {end - begin, gradients - begin};
+  double gradients = kNever, begin = kNever, end = kNever;
+  for (size_t i = 0; i < classes_.size(); ++i) {
+    const double* of = times.data() + Order::kFirst + Order::kOfClass * i;
+    gradients = std::max(gradients, of[0]);
+    begin = std::max(begin, of[1]);
+    end = std::max(end, of[2]);
   }
-
- private:
-  static constexpr int kSteps = 2;
-
-  struct Queue {
-    std::vector<double> times;  ///< when this rank is ready for each, or when each message arrives
-    std::vector<double> over;
-    double free = 0;
-  };
-  struct Actor {
-    std::vector<double> clocks;
-    std::vector<double> over;  ///< of the posts of this step, of the last one
-    std::vector<Queue> queues;
-    size_t turn = 0;
-    int step = 0;
-    double begin = 0, end = 0, gradients = 0;
-
-    double now() const {
-      return std::max(clocks[ActionProgram::kHost], clocks[ActionProgram::kDevice]);
-    }
-  };
-
-  // [advance]
-  /// Multiplies until it has to wait for another class. Returns whether it got anywhere.
-  bool advance(size_t number) {
-    Actor& actor = actors_[number];
-    const FoldedClass& of = classes_[number];
-    bool moves = false;
-    while (actor.step < kSteps) {
-      if (int64_t(actor.turn) == of.folded.tail) actor.gradients = actor.now();
-      if (actor.turn == of.folded.turns.size()) {
-        end_step(actor, of.folded);
-      } else if (!take_turn(actor, of, of.folded.turns[actor.turn])) {
-        break;
-      } else {
-        ++actor.turn;
-      }
-      moves = true;
-    }
-    return moves;
-  }
-
-  bool take_turn(Actor& actor, const FoldedClass& of, const ActionProgram::Turn& turn) {
-    for (int32_t input : turn.inputs) {
-      if (!find_end(actor, of, input)) return false;
-    }
-    times_ = actor.clocks;
-    for (int32_t input : turn.inputs) times_.push_back(actor.over[input]);
-    const MaxPlus& matrix = of.actions[turn.action];
-    results_.resize(matrix.rows());
-    matrix.apply(times_, results_);
-    std::ranges::copy_n(results_.begin(), std::ssize(actor.clocks), actor.clocks.begin());
-    for (size_t i = 0; i < turn.outputs.size(); ++i) {
-      const ActionOutput& output = turn.outputs[i];
-      const double time = results_[actor.clocks.size() + i];
-      if (output.kind == ActionOutput::over) {
-        actor.over[output.post] = time;
-      } else {
-        actor.queues[of.folded.posts[output.post].queue].times.push_back(time);
-      }
-    }
-    return true;
-  }
-  // [advance]
-
-  /// Finds when an exchange with other classes is over. False: nobody knows yet.
-  bool find_end(Actor& actor, const FoldedClass& of, int32_t input) {
-    const auto posts = static_cast<int32_t>(of.folded.posts.size());
-    const bool of_last = input >= posts;
-    const ActionProgram::Post& post = of.folded.posts[of_last ? input - posts : input];
-    if (!post.crosses || (of_last && actor.step == 0)) return true;
-    const size_t a_step = of.posts[post.queue].size();
-    const size_t place = (actor.step - (of_last ? 1 : 0)) * a_step + post.place;
-    if (of.exchanges[post.exchange].kind == CommKind::recv) {
-      const std::vector<double>* sent = times_of(of.sources[post.exchange].front());
-      if (sent == nullptr || place >= sent->size()) return false;
-      actor.over[input] = (*sent)[place];
-      return true;
-    }
-    if (!carry_out(actor, of, post.queue, place)) return false;
-    actor.over[input] = actor.queues[post.queue].over[place];
-    return true;
-  }
-
-  /// Each begins when all members are ready and the one before it is over.
-  bool carry_out(Actor& actor, const FoldedClass& of, int32_t number, size_t place) {
-    Queue& queue = actor.queues[number];
-    for (size_t i = queue.over.size(); i <= place; ++i) {
-      const int32_t exchange = of.posts[number][i % of.posts[number].size()];
-      double ready = queue.free;
-      for (const Place& source : of.sources[exchange]) {
-        const std::vector<double>* times = times_of(source);
-        if (times == nullptr || i >= times->size()) return false;
-        ready = std::max(ready, (*times)[i]);
-      }
-      queue.free = ready + of.seconds[exchange].busy;
-      queue.over.push_back(queue.free);
-    }
-    return true;
-  }
-
-  const std::vector<double>* times_of(const Place& place) const {
-    const std::vector<Queue>& queues = actors_[place.of_class].queues;
-    return place.queue < std::ssize(queues) ? &queues[place.queue].times : nullptr;
-  }
-
-  // [end_step]
-  /// The host waits for its device. What a step has left is handed to the next.
-  void end_step(Actor& actor, const ActionProgram& folded) {
-    const double now = actor.now();
-    actor.clocks[ActionProgram::kHost] = actor.clocks[ActionProgram::kDevice] = now;
-    for (int32_t post : folded.kept) actor.over[folded.posts.size() + post] = actor.over[post];
-    actor.turn = 0;
-    (++actor.step == kSteps ? actor.end : actor.begin) = now;
-  }
-  // [end_step]
-
-  const std::vector<FoldedClass>& classes_;
-  std::vector<Actor> actors_;
-  std::vector<double> times_, results_;
-};
-
-ScheduleTime ScheduleReplay::time() const { return Run(classes_).take(); }
+  return {end - begin, gradients - begin};
+}
 
 ScheduleReplay::Size ScheduleReplay::size() const {
   Size size;
@@ -375,7 +417,7 @@ ScheduleReplay::Size ScheduleReplay::size() const {
 }
 
 const MaxPlus& ScheduleReplay::matrix(int of_class, int action) const {
-  return classes_[of_class].actions[action];
+  return actions_[classes_[of_class].first_action + action];
 }
 
 }  // namespace usp

@@ -11,12 +11,12 @@ namespace usp {
 namespace {
 
 /// How the group of ranks that differ along these axes alone lies on nodes.
-GroupLayout layout_along(const MeshSizes& mesh, std::initializer_list<MeshAxis> axes,
-                         const char* name, int64_t ranks_per_node) {
+GroupLayout layout_along(const MeshSizes& mesh, MeshAxis one, MeshAxis other, const char* name,
+                         int64_t ranks_per_node) {
   int64_t ranks = 1, distance = 1, faster = 1;
   for (auto axis = mesh.order.end(); axis-- != mesh.order.begin();) {
     const int64_t size = mesh.size(*axis);
-    if (size > 1 && std::ranges::find(axes, *axis) != axes.end()) {
+    if (size > 1 && (*axis == one || *axis == other)) {
       if (ranks == 1) distance = faster;
       // Another axis lies between two of these: the ranks are not equally far apart.
       if (distance * ranks != faster) return layout_of(mesh.members(name, 0), ranks_per_node);
@@ -37,7 +37,7 @@ double around(const GroupLayout& group, Cost& cost, double bytes) {
 /// micro-batches, with runs that are shorter than others, and where a backward pass waits for
 /// neighbors; and what takes each action as it comes has no formula.
 bool has_formula(const PipelineConfig& pipeline, int64_t m, double F, double B) {
-  const std::string& name = pipeline.pp_schedule;
+  const std::string_view name = pipeline.pp_schedule;
   const int64_t p = pipeline.pp_size;
   if (pipeline.overlap_dispatch) return false;
   if (name == "interleaved" || name == "llama3") {
@@ -53,7 +53,7 @@ bool has_formula(const PipelineConfig& pipeline, int64_t m, double F, double B) 
 /// makes gradients of weights.
 double bubble_of(const TrainConfig& config) {
   const PipelineConfig& pipeline = config.pipeline;
-  const std::string& name = pipeline.pp_schedule;
+  const std::string_view name = pipeline.pp_schedule;
   if (pipeline.pp_size == 1) return 0;
   const auto p = double(pipeline.pp_size), v = double(pipeline.pp_chunks);
   const auto m = double(config.grad_acc_steps);
@@ -102,8 +102,8 @@ ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster, const 
                         double(config.model.hidden_size) * element;
   const double layers = double(config.model.num_layers) / p;
   const auto node = static_cast<int64_t>(cluster.ranks_per_node.value);
-  const GroupLayout tensor = layout_along(mesh, {MeshAxis::tp}, "tp", node);
-  const GroupLayout data = layout_along(mesh, {MeshAxis::dp, MeshAxis::cp}, "dp_cp", node);
+  const GroupLayout tensor = layout_along(mesh, MeshAxis::tp, MeshAxis::tp, "tp", node);
+  const GroupLayout data = layout_along(mesh, MeshAxis::dp, MeshAxis::cp, "dp_cp", node);
   step.tensor = 8 * m * layers * around(tensor, cost, stream);
   const double own = size.parameters / double(mesh.tp * mesh.pp);
   const double summed = own * double(bytes_of(accumulate_dtype(dtype)));

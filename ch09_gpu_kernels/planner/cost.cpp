@@ -34,20 +34,21 @@ GroupLayout layout_of(int64_t ranks, int64_t distance, int64_t ranks_per_node) {
   return layout_of(members, ranks_per_node);
 }
 
-double Cost::take(std::string_view key, const Sourced& number) {
+double Cost::take(const char* key, const Sourced& number) {
+  for (size_t i = 0; i < count_; ++i) {
+    if (taken_[i] == &number) return number.value;
+  }
   if (number.origin == Origin::unknown) {
     usage_error("{}: {} is unknown: {}; choose a layout that does without it, or name it there",
                 cluster_.name, key, number.from);
   }
-  if (const auto known = taken_.find(key); known == taken_.end()) {
-    taken_.emplace(key, number.origin);
-  }
+  taken_[count_++] = &number;
   return number.value;
 }
 
 std::map<Origin, int> Cost::origins() const {
   std::map<Origin, int> count;
-  for (const auto& [key, origin] : taken_) ++count[origin];
+  for (size_t i = 0; i < count_; ++i) ++count[taken_[i]->origin];
   return count;
 }
 
@@ -82,8 +83,7 @@ double Cost::multiplied(const Kernel& kernel) {
   }
   const double reached = kernel.kind == KernelKind::matmul ? efficiency(kernel)
                                                            : take("attention", cluster_.attention);
-  const std::string key = fmt::format("peak {}", name(kernel.dtype));
-  return double(kernel.flops) / (take(key, peak->second) * 1e12 * reached);
+  return double(kernel.flops) / (take("peak_tflops", peak->second) * 1e12 * reached);
 }
 
 double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }
@@ -93,8 +93,8 @@ double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }
 /// Share of a node's NICs that each rank has. It does not depend on who sends: the ranks of a
 /// node do the same at the same time. It shrinks with the nodes that a group lies on.
 double Cost::net_share(int64_t nodes) {
-  const double doublings = std::max(0.0, std::log2(double(nodes) / 2));
-  const double left = std::pow(cluster_.per_doubling.value, doublings);
+  const double each = cluster_.per_doubling.value;
+  const double left = each == 1 || nodes <= 2 ? 1 : std::pow(each, std::log2(double(nodes) / 2));
   return take("net.gbs", cluster_.net.gbs) * 1e9 * left *
          take("nics_per_node", cluster_.nics_per_node) /
          take("ranks_per_node", cluster_.ranks_per_node);

@@ -30,8 +30,12 @@ class MaxPlus {
     return {items_.data() + size_t(i) * columns_, size_t(columns_)};
   }
 
-  /// The times of its rows, [rows], from those of what they wait for, [columns].
-  void apply(std::span<const double> times, std::span<double> into) const;
+  /// Times of its rows, as many as there are places, from row `first` on: from those of what they
+  /// wait for, [columns].
+  void apply(std::span<const double> times, std::span<double> into, int first = 0) const;
+  /// Row i of its product with the matrix of these rows.
+  void multiply(int i, std::span<const std::span<const double>> first,
+                std::span<double> into) const;
 
  private:
   int columns_;

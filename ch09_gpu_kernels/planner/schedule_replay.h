@@ -56,14 +56,35 @@ class ScheduleReplay {
     int64_t events;
     std::vector<std::vector<int32_t>> posts;  ///< of each queue in a step, their shapes
     std::vector<std::vector<Place>> sources;  ///< of each shape of exchange: whose times decide
-    std::vector<ExchangeSeconds> seconds;     ///< of each shape of exchange
-    std::vector<MaxPlus> actions;
+    int32_t first_action = 0, first_exchange = 0;  ///< places in `actions_`, `busy_`
   };
-  class Run;
+  /// Finds times from those that earlier moves have found.
+  struct Move {
+    /// What a move does.
+    enum Kind : int32_t {
+      act,   ///< a matrix times the class's clocks and what is read: the clocks, and its outputs
+      meet,  ///< an exchange begins with the latest of what is read
+      look,  ///< how late it is in the class
+      end,   ///< likewise; and there the host waits for its device
+    };
+    Kind kind;
+    int32_t what;          ///< number of the action's matrix, of the exchange
+    int32_t clocks;        ///< the first of its class
+    int32_t first, count;  ///< in `reads_`
+    int32_t into;          ///< the first time that it finds
+  };
+  class Order;
 
   void link(FoldedClass& of, const RankClasses& classes) const;
 
   std::vector<FoldedClass> classes_;
+  std::vector<MaxPlus> actions_;  ///< of all classes
+  std::vector<double> busy_;      ///< of each shape of exchange, of all classes
+  // A step does the same in the same order, whatever it takes.
+  std::vector<Move> moves_;
+  std::vector<int32_t> reads_;  ///< numbers of times
+  int32_t times_ = 0;           ///< how many there are
+  bool ends_ = false;           ///< no rank waits for ever
 };
 
 }  // namespace usp
