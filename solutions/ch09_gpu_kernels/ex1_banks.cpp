@@ -1,3 +1,4 @@
+#include "cuda/hopper.h"
 #include "cuda/launch.h"
 #include "judge/todo.h"
 
