@@ -46,12 +46,13 @@ class Log {
   /// An operation with these operands, and its place in the history: until end() it is what writes.
   TypedOp begin(std::string_view name, std::string_view phase, int64_t micro_batch,
                 std::span<const Tensor* const> operands);
+  /// Adds the name of the parameter that x belongs to, if it belongs to one.
   void note_parameter(TypedOp& typed, const Tensor& x);
   void note_read(const Region& read) {
     if (link_ >= 0 && read.is_written()) history_[link_].of.push_back(read);
   }
   void end() { link_ = -1; }  ///< the listener is not told
-  void end(TypedOp typed, const Tensor& made);
+  void end(TypedOp typed, const Tensor& made);  ///< tells the listener what it has made
   int64_t link() const { return link_; }  ///< of what is written now; -1: none is kept
 
  private:

@@ -64,7 +64,8 @@ def lines_of(text, rung):
     parts = text.split(f"// [{rung}]\n")
     if len(parts) == 3:
         return len(parts[1].splitlines())
-    return len(text.splitlines()) if len(RUNG.findall(text)) == 1 else None
+    names = {name for _, name, _, _ in RUNG.findall(text)}
+    return len(text.splitlines()) if len(names) == 1 else None
 
 
 def resolve(name):
