@@ -51,9 +51,9 @@ class Log {
   void note_read(const Region& read) {
     if (link_ >= 0 && read.is_written()) history_[link_].of.push_back(read);
   }
-  void end() { link_ = -1; }  ///< the listener is not told
+  void end() { link_ = -1; }                    ///< the listener is not told
   void end(TypedOp typed, const Tensor& made);  ///< tells the listener what it has made
-  int64_t link() const { return link_; }  ///< of what is written now; -1: none is kept
+  int64_t link() const { return link_; }        ///< of what is written now; -1: none is kept
 
  private:
   Regions& regions_;
