@@ -34,15 +34,15 @@ GroupLayout layout_of(int64_t ranks, int64_t distance, int64_t ranks_per_node) {
   return layout_of(members, ranks_per_node);
 }
 
-double Cost::take(const char* key, const Sourced& number) {
+double Cost::take(const char* key, const Sourced& number, std::string_view of) {
   for (size_t i = 0; i < count_; ++i) {
     if (taken_[i] == &number) return number.value;
   }
   if (number.origin == Origin::unknown) {
-    usage_error("{}: {} is unknown: {}; choose a layout that does without it, or name it there",
-                cluster_.name, key, number.from);
+    usage_error("{}: {}{}{} is unknown: {}; choose a layout that does without it, or name it there",
+                cluster_.name, key, of.empty() ? "" : ".", of, number.from);
   }
-  taken_[count_++] = &number;
+  taken_.at(count_++) = &number;
   return number.value;
 }
 
@@ -83,7 +83,8 @@ double Cost::multiplied(const Kernel& kernel) {
   }
   const double reached = kernel.kind == KernelKind::matmul ? efficiency(kernel)
                                                            : take("attention", cluster_.attention);
-  return double(kernel.flops) / (take("peak_tflops", peak->second) * 1e12 * reached);
+  return double(kernel.flops) /
+         (take("peak_tflops", peak->second, name(kernel.dtype)) * 1e12 * reached);
 }
 
 double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }

@@ -62,7 +62,8 @@ class Cost {
   std::map<Origin, int> origins() const;
 
  private:
-  double take(const char* key, const Sourced& number);
+  /// A number of the cluster; `of`: which one, where `key` has several.
+  double take(const char* key, const Sourced& number, std::string_view of = {});
   double efficiency(const Kernel& kernel);
   /// Bytes a second at which each rank of a ring can send; `sums`: of an all-reduce.
   double ring_rate(const GroupLayout& layout, bool sums, Resource& link);
@@ -72,7 +73,7 @@ class Cost {
   ExchangeSeconds message(const Exchange& exchange, const ProgramGroup& group);
   ExchangeSeconds all_to_all(double bytes, const GroupLayout& layout);
 
-  static constexpr size_t kMost = 32;  ///< numbers that it asks for
+  static constexpr size_t kMost = 32;  ///< numbers that it may ask for
 
   const Cluster& cluster_;
   std::array<const Sourced*, kMost> taken_;  ///< of the cluster, in the order in which they were

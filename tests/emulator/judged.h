@@ -63,7 +63,7 @@ class Deadline {
 
 /// Causes come before what follows from them: a barrier that some threads do not reach lets others
 /// race, and who comes first in a race reads what nobody has written yet.
-inline ptrdiff_t rank(const emulator::Problem& problem) {
+inline ptrdiff_t precedence(const emulator::Problem& problem) {
   constexpr std::string_view kCauses[] = {"divergent barrier", "deadlock", "out of bounds", "race"};
   return std::ranges::find(kCauses, problem.kind) - kCauses;
 }
@@ -80,7 +80,7 @@ emulator::Report emulate(const std::string& setting, F queue) {
     queue();
     emulator::Report report = emulator::take_report();
     if (is_unsolved) throw Unsolved("a kernel");
-    std::ranges::stable_sort(report.problems, {}, rank);
+    std::ranges::stable_sort(report.problems, {}, precedence);
     std::vector<std::string> lines;
     for (const emulator::Problem& problem : report.problems) lines.push_back(problem.text());
     lines.resize(std::min<size_t>(lines.size(), 3));  // more only follows from these
