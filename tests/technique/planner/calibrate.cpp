@@ -134,9 +134,8 @@ TEST_CASE("a search that needs an unknown number is refused with its name") {
   const Json within = slow_cluster({unknown("node")});
   check_throws<UsageError>([&] { tiny_answer(within, "--nodes 1"); }, {"node.gbs is unknown"});
   const Json peak =
-      slow_cluster({[](Json& json) { json["peak_tflops"]["bf16"]["source"] = "unknown"; }});
-  check_throws<UsageError>([&] { tiny_answer(peak, "--nodes 1"); },
-                           {"peak_tflops.bf16 is unknown"});
+      slow_cluster({[](Json& json) { json["peak_tflops"]["f32"]["source"] = "unknown"; }});
+  check_throws<UsageError>([&] { tiny_answer(peak, "--nodes 1"); }, {"peak_tflops.f32 is unknown"});
 }
 
 TEST_CASE("where the host computes, an op begins when what it costs besides is over") {
